@@ -38,8 +38,8 @@ def main() -> None:
     train: list[str] = []
     held_out: list[str] = []
     for book in sorted(options.folder.glob("*.txt")):
-        found = sections(book.read_text(encoding="utf-8"), options.characters)
-        kept = [part for part in found if len(part) > options.shortest]
+        parts = sections(book.read_text(encoding="utf-8"), options.characters)
+        kept = [part for part in parts if len(part) > options.shortest]
         (held_out if book.stem in options.held_out else train).extend(kept)
     for part in (train, held_out):
         random.Random(0).shuffle(part)

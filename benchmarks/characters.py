@@ -95,15 +95,15 @@ def restored_and_spoiled(pipe: gidd.Pipeline) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     wrong = torch.rand(right.shape, generator=generator) < ERROR_RATE
     others = torch.randint(0, pipe.schedule.vocab.size - 3, right.shape, generator=generator)
-    found = torch.where(wrong, others, right)
-    wrong = found != right
+    written = torch.where(wrong, others, right)
+    wrong = written != right
     read = PosteriorPass(pipe.window_reader())
-    windows = [WindowTokens(tuple(row), (True,) * LENGTH) for row in found.tolist()]
+    windows = [WindowTokens(tuple(row), (True,) * LENGTH) for row in written.tolist()]
     posteriors = run_sync(read(windows, ERROR_RATE))
     new = torch.stack(
         [
             torch.where(posterior.replaced(), posterior.tokens[:, 0], row)
-            for row, posterior in zip(found, posteriors, strict=True)
+            for row, posterior in zip(written, posteriors, strict=True)
         ]
     )
     is_right = (new == right).double()

@@ -135,24 +135,24 @@ def compiled(case: Case, target: str) -> Compiled:
 def cost(case: Case, code: Compiled) -> Cost:
     """Return instructions and special functions of a logit (NVIDIA)."""
     instructions = special = 0.0
-    for loop, each in zip(main_loops(case, code), case.passes, strict=True):
-        number = wide_loads(loop) * each.logits_per_load
-        instructions += len(loop.instructions) / number
-        special += loop.number("MUFU") / number
+    for loop, kernel_pass in zip(main_loops(case, code), case.passes, strict=True):
+        num_logits = wide_loads(loop) * kernel_pass.logits_per_load
+        instructions += len(loop.instructions) / num_logits
+        special += loop.number("MUFU") / num_logits
     return Cost(instructions, special)
 
 
 def main_loops(case: Case, code: Compiled) -> list[Loop]:
     """Return the loop of each pass that processes complete tiles."""
     loops = [loop for loop in code.loops if wide_loads(loop) or loop.number(_NARROW)]
-    expected = sum(1 + each.has_rest for each in case.passes)
+    expected = sum(1 + kernel_pass.has_rest for kernel_pass in case.passes)
     if len(loops) != expected:
         raise RuntimeError(f"{case.name}: expected {expected} loops over a row, got {len(loops)}")
     rest = iter(loops)
     main: list[Loop] = []
-    for each in case.passes:
+    for kernel_pass in case.passes:
         main.append(next(rest))
-        if each.has_rest:
+        if kernel_pass.has_rest:
             next(rest)
     return main
 
@@ -190,9 +190,9 @@ def _read_amd(code: str) -> Compiled:
     lines = re.findall(r"^(?:\t([a-z]\w+.*)|\.(LBB\d+_\d+):)", code, re.MULTILINE)
     loops = _loops(lines, r"^s_c?branch\w*\s+\.(LBB\d+_\d+)")
     registers, *spills = (
-        int(number)
+        int(value)
         for name in ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")
-        for number in re.findall(rf"\.{name}:\s+(\d+)", code)
+        for value in re.findall(rf"\.{name}:\s+(\d+)", code)
     )
     return Compiled(registers, sum(spills), loops)
 
@@ -234,16 +234,19 @@ def main() -> None:
     for case in cases:
         for target in options.targets:
             code = compiled(case, target)
-            each = cost(case, code) if TARGETS[target].backend == "cuda" else None
+            loop_cost = cost(case, code) if TARGETS[target].backend == "cuda" else None
             narrow = narrow_loads(code)
-            counts = "- | -" if each is None else f"{each.instructions:.1f} | {each.special:.2f}"
+            counts = "- | -"
+            if loop_cost is not None:
+                counts = f"{loop_cost.instructions:.1f} | {loop_cost.special:.2f}"
             print(
                 f"| {case.name} | {target} | {code.registers} | {code.spills} | {counts} | "
                 f"{narrow} |",
                 flush=True,
             )
-            found = {"registers": code.registers, "spills": code.spills, "narrow_loads": narrow}
-            figures[f"{case.name}, {target}"] = found | (each._asdict() if each else {})
+            row = {"registers": code.registers, "spills": code.spills, "narrow_loads": narrow}
+            row |= loop_cost._asdict() if loop_cost else {}
+            figures[f"{case.name}, {target}"] = row
     if options.json:
         print(json.dumps(figures))
 

@@ -133,8 +133,8 @@ def train(model: TrainStep, world: World, first: int, steps: int) -> float:
         x = world.batch(model.corrupt.seed, first + step)
         index = torch.arange(len(x)) + (first + step) * len(x)
         noisy = model.corrupt(Batch(x, x >= 0, index), first + step, len(x), 1 / x.numel())
-        found = model.model(model.objective, noisy)
-        (found if isinstance(found, Tensor) else found.loss).backward()
+        output = model.model(model.objective, noisy)
+        (output if isinstance(output, Tensor) else output.loss).backward()
         torch.nn.utils.clip_grad_norm_(model.model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -175,19 +175,20 @@ def self_correct(model: TrainStep, world: World) -> dict[str, float]:
     """Return the log-likelihood of samples, and of the same samples after two corrections."""
     schedule = model.corrupt.schedule
     session = Session(model.model.denoiser, schedule, batch_size=NUM_SAMPLES)
-    own, given = SelfCorrectionStep(num_tokens=4, distance=2), PosteriorCorrection(RANDOM)
+    self_correction = SelfCorrectionStep(num_tokens=4, distance=2)
+    posterior = PosteriorCorrection(RANDOM)
     plans = {
         "samples": sampling_plan(even_times(SAMPLING_STEPS)),
-        "Algorithm 1": corrector_plan(own, 32, 1e-4),
-        "posterior": corrector_plan(given, 4, float(time_at_error_rate(schedule, RANDOM))),
+        "Algorithm 1": corrector_plan(self_correction, 32, 1e-4),
+        "posterior": corrector_plan(posterior, 4, float(time_at_error_rate(schedule, RANDOM))),
     }
     states, values = [blanks(world.held_out.shape[1])] * NUM_SAMPLES, dict[str, float]()
     for name, plan in plans.items():
         request = partial(Request, plan=plan, protected=(False,) * len(states[0]))
         requests = [request(tokens=x, sample_index=k) for k, x in enumerate(states)]
-        found = [sample.tokens for sample in session.sample(requests)]
-        states = states if values else found
-        values[f"log p, {name}"] = float(world.log_prob(torch.tensor(found)).mean())
+        corrected = [sample.tokens for sample in session.sample(requests)]
+        states = states if values else corrected
+        values[f"log p, {name}"] = float(world.log_prob(torch.tensor(corrected)).mean())
     return values
 
 

@@ -209,20 +209,20 @@ def main() -> None:
     for row in rows:
         numbers = " | ".join(f"{row[name]:.3f}" for name in ("bias", "deviation", "rms"))
         print(f"| {row['p_uniform']} | {row['grid']} | {row['passes']} | {numbers} |", flush=True)
-    found: dict[str, Any] = {"estimators": rows, "passes_ratio": passes_ratio(rows)}
+    results: dict[str, Any] = {"estimators": rows, "passes_ratio": passes_ratio(rows)}
     if arguments.model is not None:
-        found["score_errors"] = score_errors(arguments.model, arguments.repeats)
-        print(found["score_errors"], flush=True)
+        results["score_errors"] = score_errors(arguments.model, arguments.repeats)
+        print(results["score_errors"], flush=True)
     seconds = score_times(arguments.size, arguments.rounds)
-    found["score_seconds"] = seconds
-    found["score_speedup"] = seconds["before"] / seconds["now"]
+    results["score_seconds"] = seconds
+    results["score_speedup"] = seconds["before"] / seconds["now"]
     forward_passes = 1 + NUM_REPEATS * (NUM_NODES + 1)
     print(
         f"score of 512 tokens: {seconds['now']:.1f} s ({forward_passes} passes) instead of ", end=""
     )
     print(f"{seconds['before']:.1f} s (136 passes)")
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
 
 
 def passes_ratio(rows: list[dict[str, Any]]) -> dict[str, float]:

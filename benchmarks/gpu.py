@@ -75,8 +75,8 @@ def _training(report: Report, settings: Settings, sheet: Device) -> None:
     with open_world(settings.device.type) as world:
         report.title("Waits of the host in training", "work", "allowed", "lines", "")
         waits = report.attempt("waits of training", partial(training_waits, settings, world))
-        for name, found in (waits or {}).items():
-            report.waits(name, found)
+        for name, measured in (waits or {}).items():
+            report.waits(name, measured)
         # the plan traces a step in a process of its own
         report.predicted = report.attempt("predictions", predict) or {}
         report.title("Training", "figure", "measured", "predicted", "ratio")

@@ -103,14 +103,14 @@ def _check_random_integers(device: torch.device) -> Check:
     for seed, step in ((12345, 7), (seeds, steps)):
         expected = random_integers(seed, Stream.TOKEN, step, sample, position)
         with _on_gpu_path(device):
-            found = random_integers(
+            computed = random_integers(
                 seed if isinstance(seed, int) else seed.to(device),
                 Stream.TOKEN,
                 step if isinstance(step, int) else step.to(device),
                 sample.to(device),
                 position.to(device),
             )
-        different += int((found.cpu() != expected).sum())
+        different += int((computed.cpu() != expected).sum())
     return Check(different, 0)
 
 
@@ -127,8 +127,8 @@ def _check_draw_flat(schedule: MixingSchedule, device: torch.device) -> Check:
     numbers = alpha.to(device), flat.mask.to(device), other
     with _on_gpu_path(device):
         entries = flat_entries(*numbers)
-        found = draw_flat(entries, schedule.vocab.size, flat.mask_id, u.to(device))
-    return Check(int((found.cpu() != expected).sum()), 0)
+        computed = draw_flat(entries, schedule.vocab.size, flat.mask_id, u.to(device))
+    return Check(int((computed.cpu() != expected).sum()), 0)
 
 
 def _check_loss_rows(
@@ -144,13 +144,13 @@ def _check_loss_rows(
         on_device = exact if device.type == "cpu" else _mapped(tokens, lambda part: part.to(device))
         terms = loss_rows(overwritten, on_device, True)
         gradient, size = overwritten.cpu().double(), schedule.vocab.size
-        found = {
+        computed = {
             "KL": _term_error(terms[0], expected.kl),
             "IS": _term_error(terms[1], expected.itakura_saito),
             "gradient": _gradient_error(gradient[:, :size], expected.gradient[:, :size], dtype),
             "gradient of padding": float(gradient[:, size:].abs().sum()),
         }
-        errors = {name: _worst(error, found[name]) for name, error in errors.items()}
+        errors = {name: _worst(error, computed[name]) for name, error in errors.items()}
     bounds = {"KL": MAX_TERM_ERROR, "IS": MAX_TERM_ERROR, "gradient": MAX_GRADIENT_ERROR}
     return {name: Check(error, bounds.get(name, 0.0)) for name, error in errors.items()}
 
@@ -182,13 +182,13 @@ def _mapped(tokens: LossTokens, function: Callable[[Tensor], Tensor]) -> LossTok
     return LossTokens(*parts)
 
 
-def _term_error(found: Tensor, expected: Tensor) -> float:
-    difference = (found.cpu().double() - expected).abs()
+def _term_error(computed: Tensor, expected: Tensor) -> float:
+    difference = (computed.cpu().double() - expected).abs()
     return float((difference / expected.abs().clamp_min(SMALL_TERM)).max())
 
 
-def _gradient_error(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    difference = (found - expected).abs()
+def _gradient_error(computed: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
+    difference = (computed - expected).abs()
     if dtype == torch.bfloat16:
         difference = (difference - BF16_ROUNDING * expected.abs()).clamp_min(0)
     return float((difference.amax(-1) / expected.abs().amax(-1).clamp_min(1e-30)).max())

@@ -180,8 +180,8 @@ def _first_wait(work: Work) -> str | None:
             if _WAIT not in str(error):
                 raise
             frames = traceback.extract_tb(error.__traceback__)
-            own = [frame for frame in frames if "gidd" in Path(frame.filename).parts]
-            last = (own or frames)[-1]
+            frames_of_gidd = [frame for frame in frames if "gidd" in Path(frame.filename).parts]
+            last = (frames_of_gidd or frames)[-1]
             return _place(last.filename, last.lineno)
     return None
 
@@ -191,8 +191,8 @@ def _all_waits(work: Work) -> dict[str, int]:
         warnings.simplefilter("always")
         with _debug_mode("warn"):
             work()
-    waits = [each for each in caught if _WAIT in str(each.message)]
-    return dict(Counter(_place(each.filename, each.lineno) for each in waits))
+    waits = [warning for warning in caught if _WAIT in str(warning.message)]
+    return dict(Counter(_place(warning.filename, warning.lineno) for warning in waits))
 
 
 @contextmanager

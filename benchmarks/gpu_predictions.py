@@ -56,7 +56,7 @@ def predictions(settings: Settings, sheet: Device) -> dict[str, float]:
     per_token = training_flops_per_token(network, settings.length)
     of_head = 6 * settings.vocab.size * settings.width
     at_assumed = 1000 / (_peak(settings, sheet) * _ASSUMED.mfu)  # ms per FLOP
-    found = {
+    values = {
         "product of bf16 matrices, TFLOP/s": sheet.flops / 1e12,
         "head and loss, hybrid, ms": settings.tokens * of_head * at_assumed,
         "head and loss, cross-entropy, ms": settings.tokens * of_head * at_assumed,
@@ -64,14 +64,14 @@ def predictions(settings: Settings, sheet: Device) -> dict[str, float]:
     for name, compiled in settings.modes.items():
         run = replace(settings.run, train=replace(settings.run.train, compile=compiled))
         plan = plan_run(run, 1, sheet, _ASSUMED, vocab_size=settings.vocab.size)
-        found[f"step, {name}, ms"] = 1000 * plan.throughput["step_seconds"]
-        found[f"body, {name}, ms"] = settings.tokens * (per_token - of_head) * at_assumed
-        found[f"tokens per second, {name}"] = plan.throughput["tokens_per_second"]
-        found[f"MFU, {name}"] = plan.throughput["mfu"]
-        found["peak memory of a step, GB"] = plan.memory["peak"] / 1e9
+        values[f"step, {name}, ms"] = 1000 * plan.throughput["step_seconds"]
+        values[f"body, {name}, ms"] = settings.tokens * (per_token - of_head) * at_assumed
+        values[f"tokens per second, {name}"] = plan.throughput["tokens_per_second"]
+        values[f"MFU, {name}"] = plan.throughput["mfu"]
+        values["peak memory of a step, GB"] = plan.memory["peak"] / 1e9
         if plan.launching is not None:
-            found[f"launches of a step, {name}"] = plan.launching["num_launches"]
-    return found | _of_sampling(settings, sheet, per_token - of_head)
+            values[f"launches of a step, {name}"] = plan.launching["num_launches"]
+    return values | _of_sampling(settings, sheet, per_token - of_head)
 
 
 def _peak(settings: Settings, sheet: Device) -> float:
@@ -80,7 +80,7 @@ def _peak(settings: Settings, sheet: Device) -> float:
 
 def _of_sampling(settings: Settings, sheet: Device, body_flops: float) -> dict[str, float]:
     """Predict sampling: a third of the training FLOPs, and the head at all tokens to correct."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     tokens = settings.rows * settings.length
     # on NVIDIA GPUs TF32 has half the rate of bf16
     peaks: dict[Precision, float] = {"bf16": sheet.flops, "tf32": sheet.flops / 2}
@@ -90,9 +90,9 @@ def _of_sampling(settings: Settings, sheet: Device, body_flops: float) -> dict[s
         # the head is in float32, except that products of bf16 numbers are not rounded
         of_head = sheet.flops if precision == "bf16" else sheet.float32_flops
         head = 2 * settings.vocab.size * settings.width * tokens / (of_head * _ASSUMED.mfu)
-        found[f"ancestral step, {precision}, ms"] = step
-        found[f"samples per second, {precision}"] = (
+        values[f"ancestral step, {precision}, ms"] = step
+        values[f"samples per second, {precision}"] = (
             1000 * settings.rows / (step * settings.num_steps)
         )
-        found[f"self-correction call, {precision}, ms"] = step + 1000 * head
-    return found
+        values[f"self-correction call, {precision}, ms"] = step + 1000 * head
+    return values

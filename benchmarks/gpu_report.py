@@ -35,7 +35,7 @@ class Report:
     def passed(self) -> bool:
         """Whether no part failed and no check did."""
         results = [*self.results["checks"].values(), *self.results["waits"].values()]
-        return not self.results["errors"] and all(each["passed"] is not False for each in results)
+        return not self.results["errors"] and all(check["passed"] is not False for check in results)
 
     def say(self, line: str) -> None:
         """Print a line for people."""
@@ -72,12 +72,12 @@ class Report:
         self.results["checks"][name] = {"error": error, "bound": check.bound, "passed": passed}
         self.say(f"| {name} | {check.error:.1e} | {check.bound:.0e} | {VERDICTS[passed]} |")
 
-    def waits(self, name: str, found: Waits) -> None:
+    def waits(self, name: str, measured: Waits) -> None:
         """Add the lines at which the host waits."""
-        passed = None if found.lines is None else found.passed
-        self.results["waits"][name] = found._asdict() | {"passed": passed}
-        lines = ", ".join(f"{line} ({n})" for line, n in (found.lines or {}).items())
-        self.say(f"| {name} | {found.allowed} | {lines or '-'} | {VERDICTS[passed]} |")
+        passed = None if measured.lines is None else measured.passed
+        self.results["waits"][name] = measured._asdict() | {"passed": passed}
+        lines = ", ".join(f"{line} ({n})" for line, n in (measured.lines or {}).items())
+        self.say(f"| {name} | {measured.allowed} | {lines or '-'} | {VERDICTS[passed]} |")
 
     def figure(self, name: str, measured: float | None) -> None:
         """Add a measured figure, its prediction and their ratio."""
@@ -85,16 +85,16 @@ class Report:
         ratio = measured / predicted if measured is not None and predicted else None
         numbers = {"measured": measured, "predicted": predicted, "ratio": ratio}
         self.results["figures"][name] = numbers
-        cells = ("-" if number is None else f"{number:,.4g}" for number in numbers.values())
+        cells = ("-" if value is None else f"{value:,.4g}" for value in numbers.values())
         self.say(f"| {name} | {' | '.join(cells)} |")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return device, driver and versions."""
-    found: dict[str, Any] = {"device": platform.processor() or platform.machine()}
+    described: dict[str, Any] = {"device": platform.processor() or platform.machine()}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found |= {
+        described |= {
             "device": properties.name,
             "memory_gb": properties.total_memory / 1e9,
             "capability": f"{properties.major}.{properties.minor}",
@@ -102,9 +102,9 @@ def environment(device: torch.device) -> dict[str, Any]:
             "driver": _nvidia_smi("driver_version"),
             "power_limit": _nvidia_smi("power.limit"),
         }
-    found |= {"python": platform.python_version(), "torch": torch.__version__}
-    found |= {"cuda": torch.version.cuda, "hip": torch.version.hip}
-    return found | {name: _version(name) for name in ("triton", "gidd", "liger-kernel")}
+    described |= {"python": platform.python_version(), "torch": torch.__version__}
+    described |= {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    return described | {name: _version(name) for name in ("triton", "gidd", "liger-kernel")}
 
 
 def _version(package: str) -> str | None:

@@ -67,8 +67,8 @@ class Trainer:
 
     def step(self) -> None:
         """Make one training step; its statistics stay on the device."""
-        found = loop.gradients(self.run, self.world, self.state, self.batch)
-        loop.update(self.run, self.state, found)
+        outcome = loop.gradients(self.run, self.world, self.state, self.batch)
+        loop.update(self.run, self.state, outcome)
 
     def body(self) -> None:
         """Run the network without its head, forward and backward."""
@@ -151,13 +151,13 @@ def _autocast(run: RunConfig, device: torch.device) -> AbstractContextManager[An
 
 def training_waits(settings: Settings, world: World) -> dict[str, Waits]:
     """Find the waits of a whole step: forward, backward, clipping and update, not compiled."""
-    found: dict[str, Waits] = {}
+    waits: dict[str, Waits] = {}
     for name, (kind, allowed) in _WAITS.items():
         trainer = Trainer.of(settings, world, compiled=False, noise=kind)
         for _ in range(2):  # compiles kernels, and fills caches
             trainer.step()
-        found[f"training step, {name}"] = find_waits(trainer.step, settings.device, allowed)
-    return found
+        waits[f"training step, {name}"] = find_waits(trainer.step, settings.device, allowed)
+    return waits
 
 
 def head_seconds(settings: Settings) -> dict[str, float]:

@@ -72,7 +72,8 @@ def draw_pair(task: str, level: int, rng: random.Random) -> Pair:
         old, new = rng.choice(word), rng.choice(LETTERS)
         return Pair(task, level, f"replace {old} {new} in {word}", word.replace(old, new))
     opened = "".join(rng.choices("([{", k=length))
-    return Pair(task, level, f"close {opened}", "".join(PAIRED[one] for one in opened[::-1]))
+    closed = "".join(PAIRED[bracket] for bracket in opened[::-1])
+    return Pair(task, level, f"close {opened}", closed)
 
 
 TASKS = ("reverse", "add", "sort", "replace", "close")
@@ -142,31 +143,32 @@ def accuracy(
     tokenizer: Tokenizer = pipe.tokenizer
     stop = tuple(sorted(tokenizer.terminator_ids))
     requests = []
-    for number, pair in enumerate(pairs):
+    for index, pair in enumerate(pairs):
         text = render_prompt(tokenizer, [{"role": "user", "content": pair.prompt}])
-        given = tokenizer.encode_with_special(text)
-        tokens = (*given, *[None] * (LENGTH - len(given)))
-        requests += build_requests(pipe, tokens, stop, options, None, 1, 0, number)
-    found: dict[str, list[bool]] = {}
+        prompt = tokenizer.encode_with_special(text)
+        tokens = (*prompt, *[None] * (LENGTH - len(prompt)))
+        requests += build_requests(pipe, tokens, stop, options, None, 1, 0, index)
+    answers: dict[str, list[bool]] = {}
     for pair, sample in zip(pairs, pipe.run(requests), strict=True):
         is_right = sample.filled[-1].strip() == pair.response
         for group in ("all", pair.task, f"level {pair.level}"):
-            found.setdefault(group, []).append(is_right)
-    return {group: sum(rights) / len(rights) for group, rights in found.items()}
+            answers.setdefault(group, []).append(is_right)
+    return {group: sum(rights) / len(rights) for group, rights in answers.items()}
 
 
 def measure(model: Path, pairs: Sequence[Pair]) -> dict[str, Any]:
     """Return the accuracies of a model by number of steps and kind of sampling."""
     pipe = gidd.from_pretrained(model, batch_size=50)
     corrected = SelfCorrectionOptions(forward_passes=size(16, 2), patience=size(8, 1))
-    found: dict[str, Any] = {}
+    by_steps: dict[str, Any] = {}
     for steps in STEPS:
         kinds = {"sampled": SamplingOptions(steps=steps)}
         kinds["guided"] = SamplingOptions(steps=steps, guidance_scale=GUIDANCE)
         if pipe.can_score_visible_tokens:
             kinds["corrected"] = SamplingOptions(steps=steps, self_correction=corrected)
-        found[f"{steps}"] = {kind: accuracy(pipe, pairs, chosen) for kind, chosen in kinds.items()}
-    return found
+        rights = {kind: accuracy(pipe, pairs, chosen) for kind, chosen in kinds.items()}
+        by_steps[f"{steps}"] = rights
+    return by_steps
 
 
 def main() -> None:
@@ -194,8 +196,8 @@ def main() -> None:
             if not path.is_file():
                 write_json(path, measure(out / "models" / name, pairs))
             results[name] = json.loads(path.read_text())
-    for name, found in results.items():
-        for steps, kinds in found.items():
+    for name, by_steps in results.items():
+        for steps, kinds in by_steps.items():
             shown = ", ".join(f"{kind} {values['all']:.3f}" for kind, values in kinds.items())
             print(f"{name:>12} {steps:>3} steps: {shown}")
     if options.json:

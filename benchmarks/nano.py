@@ -30,8 +30,8 @@ WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 def known_words(texts: Sequence[str]) -> float:
     """Return the fraction of words that the list has."""
     words = WordList.of_model(MODEL_FOLDER)
-    found = [word.lower().replace("’", "'") for text in texts for word in WORD.findall(text)]
-    return sum(words.counts.get(w.removesuffix("'s"), 0) > 0 for w in found) / len(found)
+    written = [word.lower().replace("’", "'") for text in texts for word in WORD.findall(text)]
+    return sum(words.counts.get(w.removesuffix("'s"), 0) > 0 for w in written) / len(written)
 
 
 def page(before: Sequence[str], after: Sequence[str]) -> str:
@@ -40,8 +40,8 @@ def page(before: Sequence[str], after: Sequence[str]) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in SAMPLING.items())
     lines += [f"The first {NUM_SAMPLES} of seed 0, not selected, {LENGTH} tokens, {settings}:"]
     lines += ["`python benchmarks/nano.py --page packages/nano/SAMPLES.md`.", ""]
-    for number, (old, new) in enumerate(zip(before, after, strict=True), 1):
-        lines += [f"**{number}.** {' '.join(old.split())}", ""]
+    for index, (old, new) in enumerate(zip(before, after, strict=True), 1):
+        lines += [f"**{index}.** {' '.join(old.split())}", ""]
         lines += [f"Self-corrected: {' '.join(new.split())}", ""]
     return "\n".join(lines)
 
@@ -55,7 +55,7 @@ def main() -> None:
     samples = pipe.generate(n=NUM_SAMPLES, length=LENGTH, seed=0, **SAMPLING)
     before = [sample.text for sample in samples]
     corrected = [pipe.self_correct(text, **CORRECTION) for text in before]
-    after = [one.text for one in corrected]
+    after = [correction.text for correction in corrected]
     accuracy = [
         sum(values) / NUM_SAMPLES
         for values in zip(*(c.self_accuracy for c in corrected), strict=True)

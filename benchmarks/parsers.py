@@ -42,10 +42,10 @@ def refused(parse: Callable[[str], object], text: str) -> None:
         parse(text)
 
 
-def cut(tokenizer: tokenizers.Tokenizer, number: int) -> None:
+def cut(tokenizer: tokenizers.Tokenizer, size: int) -> None:
     """Cut a conversation to what fits; building its request stops there."""
     pipe: Any = SimpleNamespace(tokenizer=tokenizer, context=256)
-    messages = [USER | {"content": "a b " * 90}, ANSWER] * number
+    messages = [USER | {"content": "a b " * 90}, ANSWER] * size
     with suppress(AttributeError):  # this pipeline has no network
         build_chat_request(pipe, [*messages, USER], 8, 0, (), cast("Any", None))
 
@@ -55,23 +55,23 @@ def gidd_parsers() -> dict[str, tuple[int, Callable[[int], object]]]:
     tokenizer = tokenizers.byte_level()
     bare, different = tokenizers.byte_level(), count()
 
-    def protect(number: int) -> None:
-        given = EncodedText((0,) * number, ("a",) * number, (False,) * number)
-        protected_tokens(given, [(i, number - 1) for i in range(1, number - 1)])
+    def protect(size: int) -> None:
+        encoded = EncodedText((0,) * size, ("a",) * size, (False,) * size)
+        protected_tokens(encoded, [(i, size - 1) for i in range(1, size - 1)])
 
-    def compile_template(number: int) -> None:
-        part = "{% if messages %}{{ '{{' }}{% endif %}" * number
+    def compile_template(size: int) -> None:
+        part = "{% if messages %}{{ '{{' }}{% endif %}" * size
         bare.chat_template = part + f"{{# {next(different)} #}}"  # templates are kept compiled
         render(bare, [USER])
 
-    def read_lines(number: int) -> None:
+    def read_lines(size: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "a.jsonl"
-            path.write_text('{"text": "a"}\n' * number)
-            assert sum(map(len, texts(path))) == number
+            path.write_text('{"text": "a"}\n' * size)
+            assert sum(map(len, texts(path))) == size
 
-    def line(number: int) -> str:
-        return json.dumps({"messages": [USER, ANSWER] * number})
+    def line(size: int) -> str:
+        return json.dumps({"messages": [USER, ANSWER] * size})
 
     return {
         "blanks without ends": (50_000, lambda n: refused(blanks, "[MASK:" * n)),
@@ -109,9 +109,9 @@ def proof_parsers() -> dict[str, tuple[int, Callable[[int], object]]]:
     except ModuleNotFoundError:
         return {}
 
-    def annotation(number: int) -> None:
+    def annotation(size: int) -> None:
         part = {"markup": "<b>", "interpretAs": "\n"}
-        AnnotatedText.of(read_annotation(json.dumps({"annotation": [part] * number}))[0])
+        AnnotatedText.of(read_annotation(json.dumps({"annotation": [part] * size}))[0])
 
     units = ("a", "~", "`", "``` \n", "$a ", "\\cite[", "](", "a.b", "a/", "a@", "aA")
     bounded = {"\\(": 6_000, "<code>": 6_000}  # their ends are looked for in 2,000 characters
@@ -135,11 +135,11 @@ def times(parse: Callable[[int], object], sizes: list[int], rounds: int) -> list
     for done in range(rounds):
         if done >= 5 and growth(least) <= LIMIT:
             break
-        for number, length in enumerate(sizes):
+        for index, length in enumerate(sizes):
             gc.collect()
             start = time.process_time()
             parse(length)
-            least[number] = min(least[number], time.process_time() - start)
+            least[index] = min(least[index], time.process_time() - start)
     return least
 
 
@@ -153,16 +153,16 @@ def main() -> None:
     parser = parser_of(__doc__)
     arguments = parser.parse_args()
     gc.disable()  # its collections grow with all objects that live
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name, (shortest, parse) in (gidd_parsers() | proof_parsers()).items():
         sizes = [shortest // size(1, 50) * factor for factor in (1, 2, 4)]
         least = times(parse, sizes, size(40, 1))
-        found[name] = {"seconds": least, "growth": growth(least)}
+        results[name] = {"seconds": least, "growth": growth(least)}
         shown = " ".join(f"{1000 * value:9.2f}" for value in least)
         print(f"{name:28} {shown} ms, growth {growth(least):.2f}", flush=True)
     if arguments.json:
-        print(json.dumps(found))
-    slow = [name for name, row in found.items() if row["growth"] > LIMIT]
+        print(json.dumps(results))
+    slow = [name for name, row in results.items() if row["growth"] > LIMIT]
     if slow and not arguments.quick:
         raise SystemExit(f"faster than {LIMIT} times for twice the input: {', '.join(slow)}")
 

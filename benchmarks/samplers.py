@@ -143,7 +143,8 @@ def distance(samples: Tensor) -> Distance:
     """Measure samples of all seeds; the jackknife leaves out one seed at a time."""
     pairs, expected = samples.unfold(1, 2, 1), pair_distribution(SOURCE, LENGTH)
     pair = (pairs[..., 0] * NUM_TOKENS + pairs[..., 1]).view(NUM_SEEDS, -1)
-    counts = torch.stack([torch.bincount(own, minlength=NUM_TOKENS**2) for own in pair]).double()
+    rows = [torch.bincount(tokens, minlength=NUM_TOKENS**2) for tokens in pair]
+    counts = torch.stack(rows).double()
     total = counts.sum(0)
     counts = torch.cat([total[None], total - counts])
     tv = (counts / counts.sum(-1, keepdim=True) - expected).abs().sum(-1) / 2
@@ -156,15 +157,15 @@ def distance(samples: Tensor) -> Distance:
     )
 
 
-def table(found: dict[str, dict[int, Distance]]) -> Iterator[str]:
+def table(distances: dict[str, dict[int, Distance]]) -> Iterator[str]:
     """Yield the rows of a table; winners are bold."""
-    budgets = list(next(iter(found.values())))
+    budgets = list(next(iter(distances.values())))
     yield "| sampler | " + " | ".join(map(str, budgets)) + " |"
     yield "|---" * (len(budgets) + 1) + "|"
-    best = {budget: min(own[budget] for own in found.values()) for budget in budgets}
-    for name, own in found.items():
+    best = {budget: min(row[budget] for row in distances.values()) for budget in budgets}
+    for name, by_budget in distances.items():
         cells: list[str] = []
-        for budget, at in own.items():
+        for budget, at in by_budget.items():
             error = (at.tv_error**2 + best[budget].tv_error ** 2) ** 0.5
             bold = "**" if at.tv - best[budget].tv <= 2 * error else ""
             cells.append(f"{bold}{at.tv:.3f} ± {at.tv_error:.3f}{bold}")
@@ -185,14 +186,14 @@ def main() -> None:
     for denoiser in options.denoisers:
         for noise in DENOISERS[denoiser]:
             schedule, samplers = NOISES[noise]
-            network, found = network_of(schedule, denoiser), dict[str, dict[int, Distance]]()
+            network, distances = network_of(schedule, denoiser), dict[str, dict[int, Distance]]()
             for name, plan_of in samplers.items():
                 for budget in options.budgets:
                     tokens, used = sample(schedule, network, plan_of(budget), options.num_samples)
-                    at = found.setdefault(name, {})[budget] = distance(tokens)
+                    at = distances.setdefault(name, {})[budget] = distance(tokens)
                     key = f"{denoiser}/{noise}/{name}/{budget}"
                     results[key] = {**at._asdict(), "forward_passes": used}
-            print(f"\n{denoiser} denoiser, {noise} noise", *table(found), sep="\n", flush=True)
+            print(f"\n{denoiser} denoiser, {noise} noise", *table(distances), sep="\n", flush=True)
     if options.json:
         print(json.dumps({"num_samples": num_samples, "distance": results}))
 

@@ -98,7 +98,7 @@ def requests_of(tokens: Tensor, plan: Plan) -> list[Request]:
 
 def sample(session: Session, requests: list[Request]) -> Tensor:
     """Sample requests of one length."""
-    return torch.tensor([found.tokens for found in session.sample(requests)])
+    return torch.tensor([result.tokens for result in session.sample(requests)])
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -253,10 +253,10 @@ def main() -> None:
         with precision(options.dtype):
             for batch in options.batches:
                 for name, schedule in (("hybrid", HYBRID), ("masked", MASKED)):
-                    found = step_ratio(denoiser, schedule, batch, options.stride)
-                    steps[f"{name}/{network}/{batch}"] = found.ratio
+                    timing = step_ratio(denoiser, schedule, batch, options.stride)
+                    steps[f"{name}/{network}/{batch}"] = timing.ratio
                     print(
-                        f"| {network} | {batch} | {name} | {found.bare:.3f} | {found.ratio:.3f} |"
+                        f"| {network} | {batch} | {name} | {timing.bare:.3f} | {timing.ratio:.3f} |"
                     )
             if network == options.sizes[0]:
                 session = Session(denoiser, HYBRID)

@@ -110,8 +110,8 @@ def sample(sampler: Sampler, num_samples: int) -> Tensor:
             Request(tokens=blanks(LENGTH), plan=sampler.plan, sample_index=index)
             for index in range(start, min(start + 1000, num_samples))
         ]
-        found = Session(network, HYBRID, batch_size=len(requests)).sample(requests)
-        samples.append(torch.tensor([sample.tokens for sample in found]))
+        results = Session(network, HYBRID, batch_size=len(requests)).sample(requests)
+        samples.append(torch.tensor([sample.tokens for sample in results]))
     return torch.cat(samples)
 
 
@@ -126,9 +126,9 @@ def main() -> None:
     print("|---|---|---|---|---|")
     print(f"| - | data | {data.bigram_tv:.4f} | {data.forbidden:.5f} | {data.nats:.4f} |")
     for sampler in equal_forward_passes():
-        found = distance(sample(sampler, options.num_samples))
-        results[f"{sampler.name}/{sampler.forward_passes}"] = found._asdict()
-        figures = f"{found.bigram_tv:.4f} | {found.forbidden:.5f} | {found.nats:.4f}"
+        measured = distance(sample(sampler, options.num_samples))
+        results[f"{sampler.name}/{sampler.forward_passes}"] = measured._asdict()
+        figures = f"{measured.bigram_tv:.4f} | {measured.forbidden:.5f} | {measured.nats:.4f}"
         print(f"| {sampler.forward_passes} | {sampler.name} | {figures} |", flush=True)
     if options.json:
         print(json.dumps({"num_samples": options.num_samples, "distance": results}))

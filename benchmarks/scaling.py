@@ -84,13 +84,13 @@ def read_training_run(folder: Path) -> TrainingRun:
         tokenizer = Tokenizer.load(checkpoint)
     network = run.network_config(tokenizer.vocab.size)
     if run.init_from is not None or not isinstance(network, DiTConfig):
-        what = f"init_from {shorten(run.init_from)} with the backbone {run.backbone.name}"
-        raise DataError(f"{folder}: the training FLOPs of {what} are unknown. Leave it out.")
+        described = f"init_from {shorten(run.init_from)} with the backbone {run.backbone.name}"
+        raise DataError(f"{folder}: the training FLOPs of {described} are unknown. Leave it out.")
     per_token = transformer_flops_per_token(network, run.data.length)
     per_token += 6 * network.width * network.vocab_size  # embeddings, as Hoffmann et al. count them
     log, tokens = RunLog.read(folder), run.train.global_batch * run.data.length
     name = "nelbo"
-    curve, errors = (log.curve("evaluation", each) for each in (name, f"{name}_se"))
+    curve, errors = (log.curve("evaluation", column) for column in (name, f"{name}_se"))
     error_at = dict(zip(errors.steps.tolist(), errors.values.tolist(), strict=True))
     points = list[dict[str, Any]]()
     for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True):
@@ -119,9 +119,9 @@ def on_frontier(flops: Floats, nelbo: Floats) -> NDArray[np.bool_]:
     """Return which points are pareto-optimal: no other has as few FLOPs and as low a NELBO."""
     order = np.lexsort((nelbo, flops))
     best_before = np.concatenate([[np.inf], np.minimum.accumulate(nelbo[order])[:-1]])
-    found = np.zeros(len(flops), dtype=np.bool_)
-    found[order] = nelbo[order] < best_before  # of equal points the first one
-    return found
+    is_lowest = np.zeros(len(flops), dtype=np.bool_)
+    is_lowest[order] = nelbo[order] < best_before  # of equal points the first one
+    return is_lowest
 
 
 def fit_frontier(curves: Sequence[Floats]) -> PowerLaw | None:
@@ -138,7 +138,7 @@ def bootstrap_fits(curves: Sequence[Floats], num: int, seed: int) -> list[PowerL
     """Fit `num` resamples of the runs; points of a run stay together. None for a single run."""
     shape = (num if len(curves) > 1 else 0, len(curves))
     chosen = np.random.default_rng(seed).integers(len(curves), size=shape)
-    fits = (fit_frontier([curves[i] for i in each]) for each in chosen)
+    fits = (fit_frontier([curves[i] for i in indices]) for indices in chosen)
     return [fit for fit in fits if fit is not None]
 
 
@@ -167,7 +167,7 @@ def evaluate_scaling(
     fits, resampled = dict[str, PowerLaw](), dict[str, list[PowerLaw]]()
     rows, numbers = list[dict[str, Any]](), dict[str, Measurement]()
     recorded, crossings = dict[str, Any](), list[dict[str, Any]]()
-    for number, (name, of_series) in enumerate(series.items()):
+    for index, (name, of_series) in enumerate(series.items()):
         kept = [[p for p in run.points if p["flops"] >= min_flops] for run in of_series]
         kept = [points[-1:] if last_only else points for points in kept if points]
         if not kept:
@@ -179,8 +179,8 @@ def evaluate_scaling(
         if (fit := fit_frontier(curves)) is None:
             continue
         fits[name], count = fit, len(of_series)
-        resampled[name] = bootstrap_fits(curves, bootstrap, seed + number)
-        exponents = [each.exponent for each in resampled[name]]
+        resampled[name] = bootstrap_fits(curves, bootstrap, seed + index)
+        exponents = [redrawn.exponent for redrawn in resampled[name]]
         error = float(np.std(exponents, ddof=1)) if len(exponents) > 1 else None
         numbers[f"exponent_{name}"] = Measurement(fit.exponent, error, count)
         coefficient = math.exp(min(fit.log_coefficient, 700.0))
@@ -197,7 +197,7 @@ def evaluate_scaling(
         flops = fits[steep].crossing(fits[flat])
         if min(row["flops"] for row in rows) <= flops < math.inf:
             pairs = zip(resampled[steep], resampled[flat], strict=False)
-            ends = interval([one.crossing(other) for one, other in pairs])
+            ends = interval([first.crossing(second) for first, second in pairs])
             crossings.append({"steep": steep, "flat": flat, "flops": flops, "interval": ends})
             numbers[f"crossing_{steep}_{flat}"] = Measurement(flops)
     manifest = {
@@ -237,10 +237,11 @@ def main() -> None:
         parser.error(str(error))
     for name, value in result.measurements.items():
         print(f"{name:40} {value}")
-    for found in result.manifest["crossings"]:
-        ends = found["interval"]
+    for crossing in result.manifest["crossings"]:
+        ends = crossing["interval"]
         between = f" (95% interval {ends[0]:.2e} to {ends[1]:.2e})" if ends else ""
-        print(f"{found['steep']} is lower than {found['flat']} above {found['flops']:.2e}{between}")
+        above = f"above {crossing['flops']:.2e}{between}"
+        print(f"{crossing['steep']} is lower than {crossing['flat']} {above}")
     if options.out:
         result.save(options.out)
     if options.json:

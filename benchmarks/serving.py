@@ -82,10 +82,10 @@ def random_body(index: int) -> Json:
         "steps": rng.choice((8, 16, 32)),
         "temperature": rng.choice((0.7, 1.0)),
     }
-    number = rng.choice((16, 32, 64, 128))
+    num_tokens = rng.choice((16, 32, 64, 128))
     if index % 4 == 0:
-        return settings | {"text": f"{PROMPT}[MASK:{number}]."}
-    return settings | {"prompt": PROMPT, "max_tokens": number}
+        return settings | {"text": f"{PROMPT}[MASK:{num_tokens}]."}
+    return settings | {"prompt": PROMPT, "max_tokens": num_tokens}
 
 
 def request_of(pipe: Pipeline, body: Json) -> Request:
@@ -282,11 +282,11 @@ def main() -> None:
                 os.sched_setaffinity(thread.id, cores[:1])
             os.sched_setaffinity(0, cores[1:] or cores)
             url = line.split(" at ")[1].split()[0]
-            found = asyncio.run(measure(url, psutil.Process(server.pid), options.seconds))
+            measured = asyncio.run(measure(url, psutil.Process(server.pid), options.seconds))
             server.terminate()
             exit_code = server.wait(60)
         os.sched_setaffinity(0, cores[:1])
-        load, overload = found["load"], found["overload"]
+        load, overload = measured["load"], measured["overload"]
         bare = run_bare(folder, load, options.seconds / 2)
         served = served_tokens_per_second(folder, load)
     p99 = {"load": load.p99, "overload": overload.p99}
@@ -295,8 +295,8 @@ def main() -> None:
         "overload_p99_ratio": p99["overload"] / p99["load"],
         "unanswered": load.failed + overload.failed,
         "wrong": bare["wrong"],
-        "idle_cpu": found["idle_cpu"],
-        "short_ratio": found["busy"] / found["idle"],
+        "idle_cpu": measured["idle_cpu"],
+        "short_ratio": measured["busy"] / measured["idle"],
         "compared": bare["compared"],
         "answered": len(load.latencies),
         "requests_per_second": len(load.latencies) / load.seconds,
@@ -304,13 +304,13 @@ def main() -> None:
         "bare_tokens_per_second": bare["tokens_per_second"],
         "p50": statistics.median(load.latencies),
         "p99": p99["load"],
-        "short_idle_seconds": found["idle"],
-        "short_busy_seconds": found["busy"],
+        "short_idle_seconds": measured["idle"],
+        "short_busy_seconds": measured["busy"],
         "overload_accepted": len(overload.latencies),
         "overload_refused": overload.refused,
         "overload_p99": p99["overload"],
-        "recovery_seconds": found["recovered"],
-        "memory_growth_mib": found["growth"],
+        "recovery_seconds": measured["recovered"],
+        "memory_growth_mib": measured["growth"],
         "exit_code": exit_code,
     }
     for name, value in result.items():

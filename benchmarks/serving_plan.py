@@ -76,9 +76,9 @@ def least_seconds(model: DiTConfig, setting: Setting) -> float:
 
 def full_batch(model: DiTConfig, setting: Setting, flops: float) -> tuple[int, float]:
     """Return the smallest power of two at which arithmetic takes longest, and its seconds."""
-    one = arithmetic_seconds(setting, flops)
-    batch = 2 ** max(0, math.ceil(math.log2(least_seconds(model, setting) / one)))
-    return batch, batch * one
+    seconds = arithmetic_seconds(setting, flops)
+    batch = 2 ** max(0, math.ceil(math.log2(least_seconds(model, setting) / seconds)))
+    return batch, batch * seconds
 
 
 def num_parameters(model: DiTConfig) -> int:
@@ -91,7 +91,7 @@ def request(model: DiTConfig, setting: Setting) -> dict[str, float]:
     flops = pass_flops(model, setting.length, setting.length, setting.tokens)
     batch, step = full_batch(model, setting, flops)
     busy = setting.steps * step / batch
-    given, text = setting.token_bytes * setting.prompt, setting.token_bytes * setting.tokens
+    prompt, text = setting.token_bytes * setting.prompt, setting.token_bytes * setting.tokens
     frames = min(setting.steps, FRAMES_A_SECOND * setting.steps * step)
     return {
         "parameters, 1e9": num_parameters(model) / 1e9,
@@ -103,23 +103,23 @@ def request(model: DiTConfig, setting: Setting) -> dict[str, float]:
         "seconds": setting.steps * step,
         "GPU seconds": busy,
         "requests a second of a GPU": setting.load / busy,
-        "kB": (setting.request_bytes + given + text) / 1000,
-        "kB, diffusing": (setting.request_bytes + given + frames * (text + setting.event_bytes))
+        "kB": (setting.request_bytes + prompt + text) / 1000,
+        "kB, diffusing": (setting.request_bytes + prompt + frames * (text + setting.event_bytes))
         / 1000,
     }
 
 
 def service(model: DiTConfig, setting: Setting, rate: float) -> dict[str, float]:
     """Return what requests at some rate need."""
-    one = request(model, setting)
-    gpus = math.ceil(rate * one["GPU seconds"] / setting.load)
+    needs = request(model, setting)
+    gpus = math.ceil(rate * needs["GPU seconds"] / setting.load)
     return {
         "GPUs": gpus,
-        "busy": rate * one["GPU seconds"] / gpus,
-        "open requests": rate * one["seconds"],
+        "busy": rate * needs["GPU seconds"] / gpus,
+        "open requests": rate * needs["seconds"],
         "HTTP proxies": math.ceil(rate / setting.proxy_rate),
-        "MB/s": rate * one["kB"] / 1000,
-        "MB/s, diffusing": rate * one["kB, diffusing"] / 1000,
+        "MB/s": rate * needs["kB"] / 1000,
+        "MB/s, diffusing": rate * needs["kB, diffusing"] / 1000,
         "failures a day": gpus * setting.failures_per_device_hour * HOURS_OF_A_DAY,
         "$ an hour": gpus * setting.gpu_hour,
         "$ per million tokens": gpus * setting.gpu_hour / 3600 / (rate * setting.tokens) * 1e6,
@@ -140,19 +140,19 @@ def savings(model: DiTConfig, setting: Setting) -> dict[str, dict[str, float]]:
         f"blocks of {BLOCK}, 16 steps each": (blocks * 16, block),
         f"blocks of {BLOCK}, 16 steps each, finished blocks cached": (blocks * 16, cached),
     }
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     for name, (passes, flops) in ways.items():
         batch, step = full_batch(model, setting, flops)
         seconds, busy = passes * step, passes * step / batch
         cost = busy / setting.load * setting.gpu_hour / 3600 / setting.tokens * 1e6
-        found[name] = {
+        result[name] = {
             "forward passes": passes,
             "batch": batch,
             "seconds": seconds,
             "GPU seconds": busy,
             "$ per million tokens": cost,
         }
-    return found
+    return result
 
 
 def cache_megabytes(model: DiTConfig, setting: Setting) -> float:
@@ -179,9 +179,9 @@ def main() -> None:
     for field in fields(Setting):
         name, default = field.name.replace("_", "-"), getattr(Setting, field.name)
         parser.add_argument(f"--{name}", type=type(default), default=default)
-    given = vars(parser.parse_args())
-    is_json, _ = given.pop("json"), given.pop("quick")
-    setting = replace(Setting(), **given)
+    arguments = vars(parser.parse_args())
+    is_json, _ = arguments.pop("json"), arguments.pop("quick")
+    setting = replace(Setting(), **arguments)
     models = {name: SIZES[name](VOCABULARY) for name in MODELS}
     requests = {name: request(model, setting) for name, model in models.items()}
     rates = {

@@ -108,10 +108,10 @@ def shared_passes() -> dict[str, float]:
     def requests(**fields: list[Any]) -> list[Request]:
         made: list[Request] = []
         for i in range(4):
-            own = {name: values[i] for name, values in fields.items()}
-            step, length = own.pop("step", Threshold(fill=1.0)), own.pop("length", 64)
+            options = {name: values[i] for name, values in fields.items()}
+            step, length = options.pop("step", Threshold(fill=1.0)), options.pop("length", 64)
             plan = sampling_plan(times, step)
-            made.append(Request(tokens=blanks(length), plan=plan, sample_index=i, **own))
+            made.append(Request(tokens=blanks(length), plan=plan, sample_index=i, **options))
         return made
 
     temperatures = [(Temperature(value),) for value in (0.5, 0.7, 0.9, 1.1)]
@@ -212,16 +212,16 @@ def main() -> None:
         "--requests", type=int, default=size(10_000, 100), help="requests of the memory test"
     )
     options = parser.parse_args()
-    found = shared_passes()
+    results = shared_passes()
     tiny = denoiser(SIZES[size("tiny", "nano")](VOCAB.size, LENGTH), VOCAB)
-    found["admission_ms"] = admission(tiny)
-    found["step_overhead"] = step_overhead(tiny, options.steps)
-    found["memory_mb"] = memory(options.requests)
+    results["admission_ms"] = admission(tiny)
+    results["step_overhead"] = step_overhead(tiny, options.steps)
+    results["memory_mb"] = memory(options.requests)
     print("| | |\n|---|---|")
-    for name, value in found.items():
+    for name, value in results.items():
         print(f"| {name} | {value:.3f} |")
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ class LossModel(nn.Module):
         """Return the loss and the NELBO of a batch."""
         self.step += 1
         step, seed = int(self.step), self.seed
-        found = gidd.diffusion_loss(self.denoiser, self.schedule, tokens, step=step, seed=seed)
-        return found._asdict()
+        loss = gidd.diffusion_loss(self.denoiser, self.schedule, tokens, step=step, seed=seed)
+        return loss._asdict()
 
 
 def train(text: Path, /, out: Path, steps: int = 1000, length: int = 128) -> None:

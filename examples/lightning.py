@@ -29,9 +29,9 @@ class Diffusion(LightningModule):
     def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
         """Return the loss; every batch and every process has its own noise."""
         step, seed = self.trainer.fit_loop.total_batch_idx, self.global_rank
-        found = gidd.diffusion_loss(self.denoiser, self.schedule, batch[0], step=step, seed=seed)
-        self.log_dict(found._asdict(), prog_bar=True)
-        return found.loss
+        loss = gidd.diffusion_loss(self.denoiser, self.schedule, batch[0], step=step, seed=seed)
+        self.log_dict(loss._asdict(), prog_bar=True)
+        return loss.loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return AdamW of all parameters."""

@@ -51,7 +51,7 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
 def verdict(differences: Sequence[Difference]) -> str:
     """Tell whether all differences are above zero, significantly; seeds must not contradict."""
     sure = [p is not None and p < SIGNIFICANCE_LEVEL for _, _, p, *_ in differences]
-    signs = {one.value > 0 for one in differences}
+    signs = {difference.value > 0 for difference in differences}
     if signs == {False} and any(sure):
         return FAILS
     return HOLDS if signs == {True} and all(sure) else OPEN
@@ -59,27 +59,27 @@ def verdict(differences: Sequence[Difference]) -> str:
 
 def nearness(differences: Sequence[Difference]) -> str:
     """Tell whether all differences are closer to zero than `_SAME`, significantly."""
-    limits = [Measurement(_SAME, 0.0, one.num_pairs) for one in differences]
-    sizes = [one._replace(value=abs(one.value)) for one in differences]
+    limits = [Measurement(_SAME, 0.0, difference.num_pairs) for difference in differences]
+    sizes = [difference._replace(value=abs(difference.value)) for difference in differences]
     pairs = zip((Measurement(v, e, n) for v, e, _, _, n in sizes), limits, strict=True)
     return verdict([unpaired_difference(*pair) for pair in pairs])
 
 
 def claims(results: Results, first: str) -> list[Claim]:
     """Return the claims of the paper's abstract and section 5 for runs named `first`..."""
-    found: list[Claim] = []
+    listed: list[Claim] = []
 
     def rows(*names: str) -> list[list[Json]]:
         """Return the results of some runs, for each seed that all of them have."""
         seeds = ([results.get(first + n + suffix) for n in names] for suffix in ("", "-seed-1"))
-        return [[one for one in row if one] for row in seeds if all(row)]
+        return [[run for run in row if run] for row in seeds if all(row)]
 
     def windows(a: str, b: str) -> list[Difference]:
         return [difference(x["windows"], y["windows"]) for x, y in rows(a, b)]
 
     def add(text: str, paper: str, unit: str, shown: str, state: str) -> None:
         ours, state = (f"{unit}: {shown}", state) if shown else ("-", NOT_RUN)
-        found.append(Claim(text, SOURCES[first], paper, ours, state))
+        listed.append(Claim(text, SOURCES[first], paper, ours, state))
 
     same = windows("mdm", "gidd-0.0-elbo")
     add(
@@ -94,7 +94,7 @@ def claims(results: Results, first: str) -> list[Claim]:
         ("clamp", "elbo", "25.09 and 26.88"),
     ):
         pairs = [(f"gidd-{p}-{better}", f"gidd-{p}-{worse}") for p in ("0.1", "0.2")]
-        gains = [one for pair in pairs for one in windows(*pair)]
+        gains = [gain for pair in pairs for gain in windows(*pair)]
         add(
             f"2. With p_u > 0, the weights {better} are better than {worse}",
             f"PPL {ppl} (p_u = 0.1)",
@@ -143,7 +143,7 @@ def claims(results: Results, first: str) -> list[Claim]:
         verdict([above for _, _, above in correlations]),
     )
     sizes = [f"gidd-{p}-dynamic-{size}" for p in ("0.0", "0.2") for size in ("small", "large")]
-    per_window = [zip(*(one["windows"] for one in row), strict=True) for row in rows(*sizes)]
+    per_window = [zip(*(run["windows"] for run in row), strict=True) for row in rows(*sizes)]
     scaling = [mean_difference([(c - d) - (a - b) for a, b, c, d in row]) for row in per_window]
     add(
         "6. Uniform noise scales at least as well as masks",
@@ -152,11 +152,11 @@ def claims(results: Results, first: str) -> list[Claim]:
         _shown(scaling),
         verdict(scaling),
     )
-    return found
+    return listed
 
 
 def _shown(values: Sequence[Difference]) -> str:
-    return "; ".join(f"{one.value:+.3f} ± {one.standard_error or 0:.3f}" for one in values)
+    return "; ".join(f"{v.value:+.3f} ± {v.standard_error or 0:.3f}" for v in values)
 
 
 def sampled(row: Json) -> dict[str, tuple[list[float], list[float | None]]]:
@@ -164,8 +164,9 @@ def sampled(row: Json) -> dict[str, tuple[list[float], list[float | None]]]:
     if "sentences" in row:
         parts = row["sentences"]["steps"].items()
         return {n: (part["log_probs"], part["self_accuracies"]) for n, part in parts}
-    own = {steps: part["own"] for steps, part in row.get("samples", {}).items()}
-    return {n: ([-x for x in part["gen_nll"]], part["self_accuracies"]) for n, part in own.items()}
+    measured = {steps: part["own"] for steps, part in row.get("samples", {}).items()}
+    columns = ((n, part["gen_nll"], part["self_accuracies"]) for n, part in measured.items())
+    return {n: ([-x for x in nll], accuracies) for n, nll, accuracies in columns}
 
 
 def correction(row: Json) -> tuple[Difference, float, float]:
@@ -174,10 +175,10 @@ def correction(row: Json) -> tuple[Difference, float, float]:
         before, after = row["sentences"]["before"], row["sentences"]["after"]
         gain = difference(before["log_probs"], after["log_probs"])
         return gain, before["entropy"]["value"], after["entropy"]["value"]
-    before, *_, after = (one for one in row["correction"] if one["temperature"] == 0.1)
+    before, *_, after = (state for state in row["correction"] if state["temperature"] == 0.1)
     logs = [
-        Measurement(-math.log(one["gen_ppl"]), one["gen_ppl_se"] / one["gen_ppl"], 0)
-        for one in (before, after)
+        Measurement(-math.log(state["gen_ppl"]), state["gen_ppl_se"] / state["gen_ppl"], 0)
+        for state in (before, after)
     ]
     return unpaired_difference(*logs), before["entropy"], after["entropy"]
 
@@ -187,8 +188,8 @@ def self_accuracy_correlation(row: Json) -> tuple[float, Difference] | None:
 
     Its excess over `_CORRELATED` is in Fisher's z, whose standard error is 1 / sqrt(n - 3).
     """
-    found = [pair for columns in sampled(row).values() for pair in zip(*columns, strict=True)]
-    pairs = [(quality, accuracy) for quality, accuracy in found if accuracy is not None]
+    all_pairs = [pair for columns in sampled(row).values() for pair in zip(*columns, strict=True)]
+    pairs = [(quality, accuracy) for quality, accuracy in all_pairs if accuracy is not None]
     if len(pairs) < 8 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
         return None
     value = statistics.correlation(*zip(*pairs, strict=True))
@@ -203,8 +204,8 @@ def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def _number(value: Json | float | None) -> str:
-    number = value["value"] if isinstance(value, dict) else value
-    return "-" if number is None else f"{number:.3g}"
+    figure = value["value"] if isinstance(value, dict) else value
+    return "-" if figure is None else f"{figure:.3g}"
 
 
 def write_page(results: Results, command: str) -> str:
@@ -245,18 +246,18 @@ def write_page(results: Results, command: str) -> str:
 def _text_samples(results: Results) -> list[str]:
     keys = ("gen_ppl", "entropy", "self_accuracy")
     rows = [
-        (name, steps, *(_number(one["own"].get(key)) for key in keys))
-        + (_number(one.get("second", {}).get("gen_ppl")),)
+        (name, steps, *(_number(part["own"].get(key)) for key in keys))
+        + (_number(part.get("second", {}).get("gen_ppl")),)
         for name, row in results.items()
-        for steps, one in row.get("samples", {}).items()
+        for steps, part in row.get("samples", {}).items()
     ]
     header = ("model", "steps", "generative PPL", "entropy", "self-accuracy", "PPL by SmolLM2")
     lines = _table("Samples of text by denoising steps", header, rows)
     keys = ("temperature", "forward_passes", "changed_tokens", *keys)
     rows = [
-        (name, *(_number(one.get(key)) for key in keys))
+        (name, *(_number(part.get(key)) for key in keys))
         for name, row in results.items()
-        for one in row.get("correction", ())
+        for part in row.get("correction", ())
     ]
     header = ("model", *(key.replace("_", " ") for key in keys))
     return [*lines, *_table("Self-correction of text", header, rows)]
@@ -269,17 +270,17 @@ def _sentence_samples(results: Results) -> list[str]:
         if "seed" not in name:
             for before, after in row.get("sentences", row).get("examples", ())[:1]:
                 examples += [f"**{name}**: {_marked(before.split(), after.split())}", ""]
-        if found := row.get("sentences"):
+        if sentences := row.get("sentences"):
             parts = {
-                "texts of the source": found.get("true"),
-                **{f"{steps} steps": one for steps, one in found["steps"].items()},
-                "self-correction after 32 steps": found["after"],
-                "posterior corrector after 32 steps": found.get("posterior"),
-                **{f"64 passes: {kind}": one for kind, one in found["samplers"].items()},
+                "texts of the source": sentences.get("true"),
+                **{f"{steps} steps": part for steps, part in sentences["steps"].items()},
+                "self-correction after 32 steps": sentences["after"],
+                "posterior corrector after 32 steps": sentences.get("posterior"),
+                **{f"64 passes: {kind}": part for kind, part in sentences["samplers"].items()},
             }
             keys = ("log_prob", "entropy", "sums_right")
-            shown = ((kind, one) for kind, one in parts.items() if one is not None)
-            rows += [(name, kind, *(_number(one[key]) for key in keys)) for kind, one in shown]
+            shown = ((kind, part) for kind, part in parts.items() if part is not None)
+            rows += [(name, kind, *(_number(part[key]) for key in keys)) for kind, part in shown]
     header = ("model", "samples", "log-likelihood per token", "entropy", "sums right")
     return [*_table("Samples of the exact source", header, rows), *examples]
 

@@ -96,15 +96,16 @@ def _laptop_runs() -> Iterator[LaptopRun]:
     first_parts: dict[Source, str] = {"sentences": "sentences-", "text": ""}
     for source, first in first_parts.items():
         run = partial(LaptopRun, source=source)
-        own = [run(f"{first}gidd-{p}-dynamic", p, is_sampled=True) for p in (0.0, 0.1, 0.2)]
-        own.append(run(f"{first}mdm", 0.0, "elbo", "masked"))
+        first_seed = [run(f"{first}gidd-{p}-dynamic", p, is_sampled=True) for p in (0.0, 0.1, 0.2)]
+        first_seed.append(run(f"{first}mdm", 0.0, "elbo", "masked"))
         weights = [(0.0, "elbo"), *product((0.1, 0.2, 0.0), ("elbo", "clamp", "tight"))]
-        own += [run(f"{first}gidd-{p}-{name}", p, name) for p, name in dict.fromkeys(weights)]
+        settings = dict.fromkeys(weights)
+        first_seed += [run(f"{first}gidd-{p}-{name}", p, name) for p, name in settings]
         for size, p in product(("small", "large"), (0.0, 0.1, 0.2) if first else ()):
-            own.append(run(f"{first}gidd-{p}-dynamic-{size}", p, size=size))
-        yield from own
-        seconds = [one for one in own if one.weighting != "tight"]
-        yield from (replace(one, name=f"{one.name}-seed-1", seed=1) for one in seconds)
+            first_seed.append(run(f"{first}gidd-{p}-dynamic-{size}", p, size=size))
+        yield from first_seed
+        seconds = [trained for trained in first_seed if trained.weighting != "tight"]
+        yield from (replace(trained, name=f"{trained.name}-seed-1", seed=1) for trained in seconds)
 
 
 LAPTOP_RUNS: Final = tuple(sorted(_laptop_runs(), key=lambda run: (run.is_adapted, run.seed)))
@@ -160,13 +161,13 @@ class LaptopPlan:
             noise=masked if run.schedule == "masked" else hybrid(p_uniform),
             weighting=component("weighting", run.weighting),
         )
-        own = {"global_batch": self.batch, "evaluate_every": steps, "generate_samples": 0}
+        settings = {"global_batch": self.batch, "evaluate_every": steps, "generate_samples": 0}
         return replace(
             base,
             backbone=base.backbone.changed(width=width, num_layers=layers, num_heads=heads),
             objective=diffusion,
             data=DataConfig(folder=prepared_folder(run.source, out), length=self.length),
-            train=replace(base.train, seed=run.seed, **own),
+            train=replace(base.train, seed=run.seed, **settings),
             init_from=str(out / "models" / "autoregressive") if run.is_adapted else None,
         )
 
@@ -288,12 +289,12 @@ def measure_run(plan: LaptopPlan, run: LaptopRun, model: Path, out: Path) -> Jso
     )
     scores = score_windows(loaded, held_out_windows(plan, run, out), PerplexityOptions(repeats=2))
     per_token = (scores.nelbo / scores.num_scored).tolist()
-    found: Json = {"nats_per_token": Measurement.mean(per_token)._asdict(), "windows": per_token}
+    results: Json = {"nats_per_token": Measurement.mean(per_token)._asdict(), "windows": per_token}
     if not run.is_sampled or not isinstance(loaded, Pipeline):
-        return found
+        return results
     if run.source == "sentences":
-        return found | {"sentences": measure_sentences(plan, loaded, run.seed)}
-    return found | measure_texts(plan, loaded, run.seed, out / "models" / "grader")
+        return results | {"sentences": measure_sentences(plan, loaded, run.seed)}
+    return results | measure_texts(plan, loaded, run.seed, out / "models" / "grader")
 
 
 def held_out_windows(plan: LaptopPlan, run: LaptopRun, out: Path) -> list[ScoredText]:
@@ -326,14 +327,14 @@ def measure_texts(plan: LaptopPlan, pipe: Pipeline, seed: int, own_grader: Path)
     for steps in plan.denoising_steps:
         options = SamplingOptions(steps=steps)
         samples, _ = generate_text_samples(pipe, plan.num_samples, seed=seed, options=options)
-        found: Json = {"texts": [sample.text for sample in samples[:3]]}
+        results: Json = {"texts": [sample.text for sample in samples[:3]]}
         for name, grader in graders.items():
             result = evaluate_samples(samples, grader=grader)
             numbers = result.measurements.items()
-            found[name] = {key: value._asdict() for key, value in numbers if key in TEXT_NUMBERS}
-            found[name]["gen_nll"] = [row["gen_nll"] for row in result.rows]
-            found[name]["self_accuracies"] = [row["self_accuracy"] for row in result.rows]
-        by_steps[str(steps)] = found
+            results[name] = {key: value._asdict() for key, value in numbers if key in TEXT_NUMBERS}
+            results[name]["gen_nll"] = [row["gen_nll"] for row in result.rows]
+            results[name]["self_accuracies"] = [row["self_accuracy"] for row in result.rows]
+        by_steps[str(steps)] = results
     curve = CurveOptions(
         num_samples=plan.num_samples,
         temperatures=plan.temperatures,
@@ -370,13 +371,13 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
     by_steps: Json = {}
     for steps in plan.denoising_steps:
         samples = pipe.infill(template, n=min(128, plan.sentences), seed=seed, steps=steps)
-        by_steps[str(steps)] = describe_sentences([one.trace.tokens for one in samples])
+        by_steps[str(steps)] = describe_sentences([sample.trace.tokens for sample in samples])
         by_steps[str(steps)]["self_accuracies"] = self_accuracies(pipe, samples)
     generated = pipe.infill(template, n=plan.sentences, seed=seed, steps=32)
     pairs = self_corrected(pipe, generated, 64, seed)
     changed = [sum(x != y for x, y in zip(a, b, strict=True)) / len(a) for a, b in pairs]
     true = sentence_source()[0].sample(seed + 1000, torch.arange(plan.sentences), length)
-    found: Json = {
+    results: Json = {
         "true": describe_sentences(true.tolist()),
         "steps": by_steps,
         "before": describe_sentences([a for a, _ in pairs]),
@@ -392,13 +393,14 @@ def measure_sentences(plan: LaptopPlan, pipe: Pipeline, seed: int) -> Json:
         if (masked and needs_uniform) or (not masked and name == "remdm"):
             continue
         samples = pipe.infill(template, n=few, seed=seed, **options)
-        found["samplers"][name] = describe_sentences([one.trace.tokens for one in samples])
+        results["samplers"][name] = describe_sentences([sample.trace.tokens for sample in samples])
     if not masked:
         corrected = pipe.correct([sample.text for sample in generated[:few]])
-        tokens = [pipe.encode(one.text, "a sample") for one in corrected]
-        found["posterior"] = describe_sentences(tokens)
-        found["error_rate"] = Measurement.mean([one.error_rate for one in corrected])._asdict()
-    return found
+        tokens = [pipe.encode(sample.text, "a sample") for sample in corrected]
+        results["posterior"] = describe_sentences(tokens)
+        error_rate = Measurement.mean([sample.error_rate for sample in corrected])
+        results["error_rate"] = error_rate._asdict()
+    return results
 
 
 def words_of(tokens: Sequence[int]) -> str:
@@ -412,7 +414,7 @@ def describe_sentences(samples: Sequence[Sequence[int]]) -> Json:
     source, words = sentence_source()
     tokens = torch.tensor([list(sample) for sample in samples]).clamp_max(len(words) - 1)
     log_prob = source.log_prob(tokens) / tokens.shape[1]
-    sums = [found for one in samples for found in _SUM.findall(words_of(one))]
+    sums = [match for tokens in samples for match in _SUM.findall(words_of(tokens))]
     right = [float(int(a) + int(b) == int(c)) for a, b, c in sums]
     entropies = [sequence_entropy(sample) for sample in samples]
     return {

@@ -82,7 +82,7 @@ def test_known_words_need_better_neighbours():
     confused = Contexts(Table.without_ngrams(), [("form", "from")])
     found = Candidate("form", 0.0, -4.0)
     fitting, other = Candidate("from", -5.0, 4.0), Candidate("farm", -5.0, 4.0)
-    place = Place(0, 4, (fitting, fitting._replace(gain=-4.0), other), found=found)
+    place = Place(0, 4, (fitting, fitting._replace(gain=-4.0), other), written=found)
     likely, unlikely, neighbour = prior_scores("form", place, words, confused, 1)
     assert likely > 0 > unlikely
     assert likely > neighbour
@@ -94,7 +94,7 @@ def test_the_network_reads_what_is_not_decided():
     assert contenders(long, [0.0, -9.0]) == []
     assert contenders(long, [-20.0, -20.0]) == []
     assert contenders(short, [0.0, -1.0]) == []
-    assert contenders(long._replace(found=Candidate("together", 0.0)), [0.0, -1.0]) == []
+    assert contenders(long._replace(written=Candidate("together", 0.0)), [0.0, -1.0]) == []
 
 
 def test_surroundings_of_a_word_make_changes_less_likely():

@@ -35,7 +35,7 @@ class _SumDocuments(Documents):
         return 2_000
 
     def read(self, start: int, stop: int) -> Iterator[str]:
-        for number in range(start, stop):
-            draw = random.Random(number)
+        for index in range(start, stop):
+            draw = random.Random(index)
             pairs = [(draw.randrange(100), draw.randrange(100)) for _ in range(8)]
             yield "\n".join(f"{a} + {b} = {a + b}" for a, b in pairs)

@@ -87,8 +87,8 @@ class Place(NamedTuple):
     has_capitals: bool = True
     """Whether the text has capitals; without them, names look like mistakes."""
 
-    found: Candidate | None = None
-    """The found word, if it is a known word."""
+    written: Candidate | None = None
+    """The word of the text, if it is a known word."""
 
 
 def find_places(
@@ -182,23 +182,23 @@ class CandidateFinder(NamedTuple):
             if score > scored[0][0] - PLAUSIBLE and cased != written
         )
 
-    def of_known(self, found: Sequence[tuple[re.Match[str], bool, Neighbours]]) -> Iterator[Place]:
+    def of_known(self, known: Sequence[tuple[re.Match[str], bool, Neighbours]]) -> Iterator[Place]:
         """Yield the known words between whose neighbours another word is far more likely."""
         options = [
             [match[0], *self.contexts.near(match[0])]
             if self.contexts.token(match[0]) != UNKNOWN
             and normal(match[0]) not in self.words.accepted
             else []
-            for match, _, _ in found
+            for match, _, _ in known
         ]
         gains = iter(
             self.contexts.gains(
                 (neighbours, word)
-                for (_, _, neighbours), near in zip(found, options, strict=True)
+                for (_, _, neighbours), near in zip(known, options, strict=True)
                 for word in near
             ).tolist()
         )
-        for (match, begins, _), near in zip(found, options, strict=True):
+        for (match, begins, _), near in zip(known, options, strict=True):
             values = [next(gains) for _ in near]
             odds = [
                 self.words.log_frequency(word) + gain

@@ -73,7 +73,7 @@ def check(arguments: Sequence[str]) -> None:
     import gidd_proof
 
     proofreader = gidd_proof.load(command.model).with_words(words)
-    found: list[dict[str, Any]] = []
+    mistakes: list[dict[str, Any]] = []
     for source in sources:
         if source.text:
             correction = proofreader.correct(
@@ -82,15 +82,16 @@ def check(arguments: Sequence[str]) -> None:
                 protected=matching_spans(command.protect, source.text),
             )
             rows = ({"path": source.name, **edit} for edit in describe_edits(correction))
-            found += [row for row in rows if row["change"]]
-    for line in [json.dumps(sarif(found))] if command.format == "sarif" else lines(command, found):
+            mistakes += [row for row in rows if row["change"]]
+    is_sarif = command.format == "sarif"
+    for line in [json.dumps(sarif(mistakes))] if is_sarif else lines(command, mistakes):
         print_text(line)
-    raise SystemExit(1 if found else 0)
+    raise SystemExit(1 if mistakes else 0)
 
 
-def lines(command: CheckCommand, found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def lines(command: CheckCommand, mistakes: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield a line per mistake."""
-    for row in found:
+    for row in mistakes:
         place = f"{row['path']}:{row['line']}:{row['column']}"
         if command.format == "json":
             names = ("path", "line", "column", "old", "new", "alternatives")
@@ -104,7 +105,7 @@ def lines(command: CheckCommand, found: Sequence[dict[str, Any]]) -> Iterator[st
             yield f"{place}: `{row['old']}` should be `{row['new']}` ({percent(confidence)})"
 
 
-def sarif(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def sarif(mistakes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the mistakes as a SARIF 2.1.0 log."""
     results = [
         {
@@ -124,7 +125,7 @@ def sarif(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 }
             ],
         }
-        for row in found
+        for row in mistakes
     ]
     driver = {"name": "gidd-proof", "rules": [{"id": RULE}]}
     return {

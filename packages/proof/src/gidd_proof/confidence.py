@@ -118,42 +118,42 @@ def crop(text: str, place: Place, candidate: str) -> Crop:
 
 
 def prior_scores(
-    found: str, place: Place, words: WordList, contexts: Contexts, occurrences: int
+    written: str, place: Place, words: WordList, contexts: Contexts, occurrences: int
 ) -> list[float]:
     """Return the score of each candidate without the network.
 
     Args:
-        found: The text that was found.
+        written: The word of the text.
         place: Its place, with the candidates.
         words: Known words, with their frequencies.
         contexts: Words that writers confuse.
-        occurrences: How often the text has the found word.
+        occurrences: How often the text has this word.
     """
-    if place.found is not None:
-        return _known_scores(place.found, place, words, contexts)
-    around, lower = place.surroundings, normal(found)
+    if place.written is not None:
+        return _known_scores(place.written, place, words, contexts)
+    around, lower = place.surroundings, normal(written)
     constant = (
         CONSTANT
-        + SHORT * max(0, SHORT_LETTERS - len(found))
-        + TWO_LETTERS * (len(found) == 2)
+        + SHORT * max(0, SHORT_LETTERS - len(written))
+        + TWO_LETTERS * (len(written) == 2)
         + REPEATED * math.log2(max(1, occurrences))
         + NO_CAPITALS * (not place.has_capitals)
         + HYPHEN * around.has_hyphen
         + QUOTE * around.quotes
-        + AFTER_NUMBER * (around.follows_number and len(found) <= 3)
-        + STEM * words.has_stem(found)
+        + AFTER_NUMBER * (around.follows_number and len(written) <= 3)
+        + STEM * words.has_stem(written)
         + PLURAL * (lower.endswith("s") and lower[:-1] in words)
     )
-    if found[:1].isupper():
+    if written[:1].isupper():
         constant += CAPITAL if place.begins_sentence else NAME
     else:
-        constant += LONG * min(4, max(0, len(found) - SHORT_LETTERS))
+        constant += LONG * min(4, max(0, len(written) - SHORT_LETTERS))
     return [
         constant
         + FREQUENCY * words.log_frequency(candidate.text)
         + CONTEXT * candidate.gain
         + MISTAKE * candidate.log_probability
-        + LONGER * (len(candidate.text) - len(found))
+        + LONGER * (len(candidate.text) - len(written))
         + TWO_WORDS * (" " in candidate.text)
         + SHORTENED * lower.startswith(normal(candidate.text))
         for candidate in place.candidates
@@ -161,19 +161,19 @@ def prior_scores(
 
 
 def _known_scores(
-    found: Candidate, place: Place, words: WordList, contexts: Contexts
+    written: Candidate, place: Place, words: WordList, contexts: Contexts
 ) -> list[float]:
     around = place.surroundings
     constant = (
-        KNOWN_CAPITAL * found.text[:1].isupper()
+        KNOWN_CAPITAL * written.text[:1].isupper()
         + HYPHEN * around.has_hyphen
         + QUOTE * around.quotes
     )
-    frequency, confused = words.log_frequency(found.text), contexts.confused(found.text)
+    frequency, confused = words.log_frequency(written.text), contexts.confused(written.text)
     scores: list[float] = []
     for candidate in place.candidates:
         more_frequent = words.log_frequency(candidate.text) - frequency
-        fits = candidate.gain - found.gain
+        fits = candidate.gain - written.gain
         if normal(candidate.text) in confused:
             score = CONFUSED_CONSTANT + CONFUSED_FREQUENCY * more_frequent + CONFUSED_CONTEXT * fits
         else:
@@ -187,4 +187,4 @@ def contenders(place: Place, scores: Sequence[float]) -> list[int]:
     best = max(scores)
     near = [i for i, score in enumerate(scores) if score > best - DECIDED]
     is_long = place.stop - place.start > SHORT_LETTERS
-    return near if place.found is None and is_long and len(near) > 1 and best > HOPELESS else []
+    return near if place.written is None and is_long and len(near) > 1 and best > HOPELESS else []

@@ -177,16 +177,16 @@ class Contexts:
 
     def tokens(self, text: str) -> Tokens:
         """Return the tokens of a text."""
-        found = list(TOKEN.finditer(text))
+        matches = list(TOKEN.finditer(text))
         padding = [END] * NUM_NEIGHBOURS
-        ids = (*padding, *(self.token(match[0]) for match in found), *padding)
-        return Tokens(ids, {match.start(): i for i, match in enumerate(found)})
+        ids = (*padding, *(self.token(match[0]) for match in matches), *padding)
+        return Tokens(ids, {match.start(): i for i, match in enumerate(matches)})
 
     def token(self, word: str) -> int:
         """Return the token of a word, a number or a punctuation mark."""
-        found = self._ids.get(normal(word))
-        if found is not None:
-            return found
+        index = self._ids.get(normal(word))
+        if index is not None:
+            return index
         if word in _ENDS:
             return END
         if word in _COMMAS:
@@ -208,14 +208,16 @@ class Contexts:
 
     def _find_near(self, word: str) -> tuple[str, ...]:
         word = normal(word)
-        found = self.confused(word)
+        near_words = self.confused(word)
         token = self._ids.get(word, UNKNOWN)
         if token != UNKNOWN and (len(word) > 2 or self._frequency[token] > _FREQUENT):
             row = token - NUMBER - 1
             rows = self._near[self._near_rows[row] : self._near_rows[row + 1]]
             near = [self._vocabulary[i] for i in rows]
-            found = found.union(w for w in near if w not in self._names and not _inflects(word, w))
-        return tuple(sorted(found))
+            near_words = near_words.union(
+                w for w in near if w not in self._names and not _inflects(word, w)
+            )
+        return tuple(sorted(near_words))
 
     def gains(self, queries: Iterable[tuple[Neighbours, str]]) -> FloatArray:
         """Return what neighbours add to the log probability of words.

@@ -96,11 +96,11 @@ class ErrorModel:
     @cached_property
     def by_right(self) -> Mapping[str, Mapping[str, float]]:
         """P(written | right) by right character, then by written character, most likely first."""
-        found: dict[str, dict[str, float]] = {}
+        by_right: dict[str, dict[str, float]] = {}
         order = sorted(self.substitutions, key=lambda e: (e[1], -self.substitutions[e], e[0]))
         for written, right in order:
-            found.setdefault(right, {})[written] = self.substitutions[written, right]
-        return found
+            by_right.setdefault(right, {})[written] = self.substitutions[written, right]
+        return by_right
 
     def probability(self, written: str, right: str) -> float:
         """Return P(written | right), given that `right` was replaced; 0 if it is not listed."""
@@ -137,7 +137,7 @@ class ErrorModel:
 
     def save(self, path: Path) -> None:
         """Write the error model as JSON."""
-        substitutions = {right: dict(found) for right, found in self.by_right.items()}
+        substitutions = {right: dict(written) for right, written in self.by_right.items()}
         record = {"format": _FORMAT, "name": self.name, "kinds": dict(self.kinds)}
         text = json.dumps(record | {"substitutions": substitutions}, indent=1)
         write_text(path, text + "\n")
@@ -152,8 +152,8 @@ class ErrorModel:
                 raise ConfigError(f"it must have format {_FORMAT}, got {record['format']!r}.")
             entries = {
                 (written, right): float(value)
-                for right, found in record["substitutions"].items()
-                for written, value in found.items()
+                for right, entries in record["substitutions"].items()
+                for written, value in entries.items()
             }
             kinds = {kind: float(value) for kind, value in record["kinds"].items()}
             return cls(str(record["name"]), entries, kinds)
@@ -185,9 +185,9 @@ def _keyboard_weights() -> dict[str, dict[str, float]]:
             for row, (offset, characters) in enumerate(zip(_OFFSETS, rows, strict=True))
             for column, character in enumerate(characters)
         }
-        for one, other in product(places, repeat=2):
-            if one != other and math.dist(places[one], places[other]) <= _REACH:
-                weights.setdefault(one, {})[other] = 1.0
+        for key, other in product(places, repeat=2):
+            if key != other and math.dist(places[key], places[other]) <= _REACH:
+                weights.setdefault(key, {})[other] = 1.0
     return weights
 
 
@@ -195,9 +195,9 @@ def _look_alike_weights() -> dict[str, dict[str, float]]:
     """Return the characters that each character is taken for; pairs go both ways."""
     weights: dict[str, dict[str, float]] = {}
     for pairs, weight in ((_RARE_LOOK_ALIKES, 1.0), (_FREQUENT_LOOK_ALIKES, _LOOK_ALIKE_WEIGHT)):
-        for one, other in pairs.split():
-            weights.setdefault(one, {})[other] = weight
-            weights.setdefault(other, {})[one] = weight
+        for letter, other in pairs.split():
+            weights.setdefault(letter, {})[other] = weight
+            weights.setdefault(other, {})[letter] = weight
     return weights
 
 
@@ -211,10 +211,10 @@ def learn_errors(pairs: Iterable[tuple[str, str]], name: str = "learnt") -> Erro
     counts: Counter[tuple[str, str]] = Counter()
     kinds: Counter[str] = Counter()
     alphabet: set[str] = set()
-    for number, (wrong, right) in enumerate(pairs, 1):
+    for index, (wrong, right) in enumerate(pairs, 1):
         if max(len(wrong), len(right)) > MAX_PAIR_CHARACTERS:
             raise DataError(
-                f"pair {number} must have at most {MAX_PAIR_CHARACTERS:,} characters a text. Split "
+                f"pair {index} must have at most {MAX_PAIR_CHARACTERS:,} characters a text. Split "
                 "it into sentences."
             )
         alphabet.update(wrong, right)
@@ -246,12 +246,12 @@ def learn_errors(pairs: Iterable[tuple[str, str]], name: str = "learnt") -> Erro
 def read_pairs(name: str | Path) -> Iterator[tuple[str, str]]:
     """Yield (wrong, right) of each line of a file (- for standard input), but of empty lines."""
     text = read_source(str(name)).text
-    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+    for line_number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         parts = line.removesuffix("\r").split("\t")
         if line.strip() and len(parts) != 2:
             raise DataError(
-                f"{name}, line {number}, must be wrong<TAB>right, got {line[:80]!r}. Write one "
-                "pair per line."
+                f"{name}, line {line_number}, must be wrong<TAB>right, got {line[:80]!r}. Write "
+                "one pair per line."
             )
         if line.strip():
             yield parts[0], parts[1]

@@ -99,9 +99,11 @@ def make_server(command: LspCommand) -> Any:
             edits = checker().edits(document.source)
         except (GiddError, OSError) as error:
             show(error)
-        found = [diagnostic(places, edit) for edit in edits]
+        diagnostics = [diagnostic(places, edit) for edit in edits]
         server.text_document_publish_diagnostics(
-            types.PublishDiagnosticsParams(uri=uri, diagnostics=found, version=document.version)
+            types.PublishDiagnosticsParams(
+                uri=uri, diagnostics=diagnostics, version=document.version
+            )
         )
 
     def diagnostic(places: Places, edit: TextEdit) -> types.Diagnostic:
@@ -133,20 +135,20 @@ def make_server(command: LspCommand) -> Any:
     )
     def code_action(params: types.CodeActionParams) -> list[types.CodeAction | types.Command]:
         uri, actions = params.text_document.uri, list[types.CodeAction | types.Command]()
-        for found in params.context.diagnostics:
-            match (found.source, found.data):
+        for problem in params.context.diagnostics:
+            match (problem.source, problem.data):
                 case (source, {"old": str(old), "fixes": [*fixes]}) if source == SOURCE:
                     texts = [fix for fix in fixes if isinstance(fix, str)]
                 case _:  # of another server, or changed by the editor
                     continue
-            for number, fix in enumerate(texts):
-                change = types.TextEdit(range=found.range, new_text=fix)
+            for index, fix in enumerate(texts):
+                change = types.TextEdit(range=problem.range, new_text=fix)
                 actions.append(
                     types.CodeAction(
                         title=f"Replace by {fix!r}",
                         kind=types.CodeActionKind.QuickFix,
-                        diagnostics=[found],
-                        is_preferred=number == 0,
+                        diagnostics=[problem],
+                        is_preferred=index == 0,
                         edit=types.WorkspaceEdit(changes={uri: [change]}),
                     )
                 )

@@ -65,6 +65,6 @@ def estimate_rate(places: Sequence[ScoredPlace], num_words: int) -> float:
     rate = CALIBRATED_RATE
     for _ in range(_ITERATIONS):
         expected = math.fsum(1 - place.probabilities(rate)[0] for place in places)
-        found = (expected + _PRIOR_WORDS * CALIBRATED_RATE) / (num_words + _PRIOR_WORDS)
-        rate = min(max(found, _RATES[0]), _RATES[1])
+        estimate = (expected + _PRIOR_WORDS * CALIBRATED_RATE) / (num_words + _PRIOR_WORDS)
+        rate = min(max(estimate, _RATES[0]), _RATES[1])
     return rate

@@ -136,8 +136,8 @@ class Proofreader:
             if time.perf_counter() - start > seconds:
                 raise LimitReached(f"the text was not read within {seconds:.0f} s.")
 
-        found = find_places(text, spans, self.words, self._edits, self.contexts, check_time)
-        places = [place for place in found if slips.isdisjoint(range(place.start, place.stop))]
+        candidates = find_places(text, spans, self.words, self._edits, self.contexts, check_time)
+        places = [place for place in candidates if slips.isdisjoint(range(place.start, place.stop))]
         for first in range(0, len(places), _PLACES_AT_ONCE):
             check_time()
             batch = places[first : first + _PLACES_AT_ONCE]
@@ -153,7 +153,7 @@ class Proofreader:
         rate = max(error_rate * CHARACTERS_PER_WORD, 1e-9)
         taken = {i for place in scored for i in range(place.start, place.stop)}
         variants = find_variants(text, spans)
-        scored += (one for one in variants if taken.isdisjoint(range(one.start, one.stop)))
+        scored += (place for place in variants if taken.isdisjoint(range(place.start, place.stop)))
         scored.sort()
         decided = (
             decide(place.start, place.texts[0], place.alternatives(rate), min_confidence)
@@ -183,10 +183,10 @@ class Proofreader:
         self, text: str, places: Sequence[Place], counts: Counter[str]
     ) -> tuple[list[ScoredPlace], int]:
         """Return the log odds of the candidates of each place, and the number of crops read."""
-        found = [text[place.start : place.stop] for place in places]
+        written = [text[place.start : place.stop] for place in places]
         scores = [
             prior_scores(word, place, self.words, self.contexts, counts[word])
-            for word, place in zip(found, places, strict=True)
+            for word, place in zip(written, places, strict=True)
         ]
         read = [(i, k) for i, prior in enumerate(scores) for k in contenders(places[i], prior)]
         crops = [crop(text, places[i], places[i].candidates[k].text) for i, k in read]
@@ -201,9 +201,9 @@ class Proofreader:
                 place.start,
                 (word, *(candidate.text for candidate in place.candidates)),
                 (0.0, *weights),
-                is_slip=place.found is not None and bool(self.contexts.confused(word)),
+                is_slip=place.written is not None and bool(self.contexts.confused(word)),
             )
-            for place, word, weights in zip(places, found, scores, strict=True)
+            for place, word, weights in zip(places, written, scores, strict=True)
         ]
         return scored, len(crops)
 
@@ -229,8 +229,8 @@ def _noise_level(places: Sequence[ScoredPlace], num_words: int) -> NoiseLevel:
     """Return the estimated mistakes per character, with the interval of a Poisson count."""
     rate = estimate_rate(places, num_words)
     error = 1.96 * math.sqrt(rate / max(1, num_words))
-    low, found, high = (
+    low, middle, high = (
         min(max(0.0, value), 1.0) / CHARACTERS_PER_WORD
         for value in (rate - error, rate, rate + error)
     )
-    return NoiseLevel(found, low, high, time=math.nan)
+    return NoiseLevel(middle, low, high, time=math.nan)

@@ -46,11 +46,11 @@ def review(
     console = Console(stderr=True, highlight=False)
     starts, edits = line_starts(correction.original), list[TextEdit]()
     is_open = True
-    for number, edit in enumerate(correction.edits, start=1):
+    for index, edit in enumerate(correction.edits, start=1):
         chosen: str | None = edit.old
         if is_open:
             line, _ = place_of(starts, edit.start)
-            console.print(Text(f"\n{name}:{line}  {number:,} of {len(correction.edits):,}", "dim"))
+            console.print(Text(f"\n{name}:{line}  {index:,} of {len(correction.edits):,}", "dim"))
             _show(console, correction.original, edit)
             chosen = _ask(edit, read_key or press_key, read_line or edit_line)
             is_open = chosen is not None
@@ -69,8 +69,8 @@ def _show(console: Console, text: str, edit: TextEdit) -> None:
     console.print(Text.assemble("  ", plain(before), old, plain(after)))
     listed = list(_shown_alternatives(edit))
     width = max(len(alternative.text) for alternative in listed)
-    for number, (alternative, probability) in enumerate(listed, start=1):
-        row = plain(f"  {number} {alternative:{width}} {percent(probability):>4}")
+    for key, (alternative, probability) in enumerate(listed, start=1):
+        row = plain(f"  {key} {alternative:{width}} {percent(probability):>4}")
         console.print(row.append("  as it is" if alternative == edit.old else "", "dim"))
     console.print(Text(_KEYS, "dim"))
 

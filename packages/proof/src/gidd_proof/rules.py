@@ -87,8 +87,8 @@ def find_slips(
             ):
                 yield ScoredPlace(start, (first, right), (0.0, ARTICLE), True)
             elif (right := with_moved_space(first, second, words)) and fits(start, right):
-                found = text[start : match.end()]
-                yield ScoredPlace(start, (found, right), (0.0, MOVED_SPACE), True)
+                written = text[start : match.end()]
+                yield ScoredPlace(start, (written, right), (0.0, MOVED_SPACE), True)
                 match = None
         before = match
 
@@ -96,14 +96,14 @@ def find_slips(
 def find_variants(text: str, protected: Sequence[Span]) -> Iterator[ScoredPlace]:
     """Yield the British spellings of a text that has more American ones, or the other way round."""
     variants = _variants()
-    found = [
+    spellings = [
         (match, *variants[match[0].lower()])
         for match in unprotected_words(text, protected)
         if match[0].lower() in variants
     ]
-    num_british = sum(is_british for _, _, is_british in found)
-    num_american = len(found) - num_british
-    for match, other, is_british in found:
+    num_british = sum(is_british for _, _, is_british in spellings)
+    num_american = len(spellings) - num_british
+    for match, other, is_british in spellings:
         if (
             is_british
             and num_american > num_british

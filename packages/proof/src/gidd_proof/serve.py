@@ -307,18 +307,18 @@ class _Handler(BaseHTTPRequestHandler):
             if twice := [name for name in form if len(form[name] + fields.get(name, [])) > 1]:
                 raise DataError(f"{twice[0][:40]!r} must be given once.")
             values = {name: value[-1] for name, value in (fields | form).items()}
-            found = answer(self.checker, path, values, is_post=self.command == "POST")
+            result = answer(self.checker, path, values, is_post=self.command == "POST")
         except LimitReached as error:
             return self._send(503, f"Error: {error} Send shorter texts.")
         except (DataError, ConfigError, ValueError) as error:
             return self._send(400, f"Error: {error}")
         except OSError:
             return self._send(403, "Error: the file of words cannot be written.")
-        if found is None:
+        if result is None:
             return self._send(404, f"Error: there is no {self.path[:80]!r}. Use /v2/check.")
-        if isinstance(found, str):
-            return self._send(200, found)
-        self._send(200, json.dumps(found), "application/json")
+        if isinstance(result, str):
+            return self._send(200, result)
+        self._send(200, json.dumps(result), "application/json")
 
     def _problem(self, path: str) -> str:
         """Return why a request is refused because of who sends it, "" if it is not.
@@ -375,12 +375,12 @@ def is_address(host: str) -> bool:
 
 def answer(checker: Checker, path: str, fields: Mapping[str, str], *, is_post: bool) -> Any:
     """Return the answer to a request as plain data or a text; None for an unknown path."""
-    found = _answer(checker, path, fields, is_post=is_post)
+    result = _answer(checker, path, fields, is_post=is_post)
     ignored = [name for name in fields if fields[name] and name not in FIELDS.get(path, ())]
-    if ignored and isinstance(found, dict):
-        warnings = cast("dict[str, Any]", found).setdefault("warnings", {})
+    if ignored and isinstance(result, dict):
+        warnings = cast("dict[str, Any]", result).setdefault("warnings", {})
         warnings["ignoredParameters"] = sorted({*warnings.get("ignoredParameters", ()), *ignored})
-    return found
+    return result
 
 
 def _answer(checker: Checker, path: str, fields: Mapping[str, str], *, is_post: bool) -> Any:

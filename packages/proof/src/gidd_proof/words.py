@@ -100,8 +100,8 @@ class WordList:
 
     def has_stem(self, word: str) -> bool:
         """Whether a word is a known word with a prefix or an ending of English."""
-        found = (pattern.fullmatch(normal(word)) for pattern in (_ENDINGS, _PREFIXES))
-        stems = [match[1] for match in found if match is not None]
+        matches = (pattern.fullmatch(normal(word)) for pattern in (_ENDINGS, _PREFIXES))
+        stems = [match[1] for match in matches if match is not None]
         stems += [f"{stem}e" for stem in stems]  # balustraded: balustrade
         return any(len(stem) >= _STEM_LETTERS and stem in self.counts for stem in stems)
 
@@ -165,8 +165,8 @@ class WordList:
         differing = _count_bits(self._letters[first:last] ^ _letter_sets(_code_points([word])))
         rows = first + np.flatnonzero(differing <= 2 * MAX_EDITS)
         distance = _distances(word, self._characters[rows], self._lengths[rows])
-        found = np.flatnonzero((distance <= MAX_EDITS) & (distance > 0))
-        return tuple((self._ordered[rows[i]], int(distance[i])) for i in found)
+        rows_near = np.flatnonzero((distance <= MAX_EDITS) & (distance > 0))
+        return tuple((self._ordered[rows[i]], int(distance[i])) for i in rows_near)
 
     @cached_property
     def _total(self) -> int:
