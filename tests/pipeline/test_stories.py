@@ -78,37 +78,24 @@ def test_a_cache_changes_nothing(stories, teacher):
             cache.length += 1
 
 
-def test_the_network_is_the_llama_of_transformers(teacher):
-    transformers = pytest.importorskip("transformers", reason="needs the extra `hf`")
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=FFN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        rope_theta=10.0 ** (HIDDEN // HEADS // 2),  # the angles of `llama`
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-    )
-    other = transformers.LlamaForCausalLM(config).eval()
-    w = teacher.w
-    halves = torch.arange(HIDDEN).view(HEADS, -1, 2).transpose(1, 2).flatten()  # of each head
-    state = {"model.embed_tokens.weight": w["embedding"], "model.norm.weight": w["norm"]}
-    for i in range(LAYERS):
-        at = f"model.layers.{i}."
-        state[at + "input_layernorm.weight"] = w["attention_norm"][i]
-        state[at + "post_attention_layernorm.weight"] = w["ffn_norm"][i]
-        for name in "qkvo":
-            order = halves if name in "qk" else slice(None)
-            state[f"{at}self_attn.{name}_proj.weight"] = w[name][i][order]
-        for name in ("gate", "up", "down"):
-            state[f"{at}mlp.{name}_proj.weight"] = w[name][i]
-    state["lm_head.weight"] = w["embedding"]
-    other.load_state_dict(state)
-    tokens = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
+def test_a_model_of_transformers_has_the_same_logits_and_tokens(teacher, monkeypatch):
+    """With the tokens that a text needs, and no others."""
+    pytest.importorskip("transformers", reason="needs the extra `hf`")
+    monkeypatch.syspath_prepend(PATH.parent)
+    to_transformers = importlib.import_module("to_transformers")
+    texts = ["the cat and the hen", "then a thing ran\nin the sand é"]
+    kept = to_transformers.needed_pieces(teacher.tokenizer, texts)
+    assert 259 < len(kept) < VOCAB
+    inner = to_transformers.tokenizer_of(teacher.tokenizer, kept)
+    for text in texts:
+        ids = inner.encode(text, add_special_tokens=False).ids
+        assert [kept[i] for i in ids] == teacher.tokenizer.encode(text)
+        assert inner.decode(ids) == text
+    network = to_transformers.network_of(teacher, kept).eval()
+    tokens = torch.randint(len(kept), (2, CONTEXT), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        expected = other(tokens).logits
-        torch.testing.assert_close(teacher.logits(tokens), expected, rtol=1e-4, atol=1e-4)
+        expected = teacher.logits(torch.tensor(kept)[tokens])[..., kept]
+        torch.testing.assert_close(network(tokens).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_draws_have_the_likelihood_of_the_scorer_and_the_entropy_of_the_teacher(stories, teacher):

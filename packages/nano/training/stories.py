@@ -195,15 +195,25 @@ class StoryTokenizer:
 
     def _word(self, word: str) -> list[int]:
         if word not in self.words:
-            parts = list(word)
-            while len(parts) > 1:
-                joints = [self.scores.get(a + b, -math.inf) for a, b in pairwise(parts)]
-                best = joints.index(max(joints))
-                if joints[best] == -math.inf:
-                    break
-                parts[best : best + 2] = [parts[best] + parts[best + 1]]
+            *_, parts = self._joined(word)
             self.words[word] = [token for part in parts for token in self._piece(part)]
         return self.words[word]
+
+    def _joined(self, word: str) -> Iterator[list[str]]:
+        """Yield the characters of a word, then its parts after each joint."""
+        parts = list(word)
+        yield parts
+        while len(parts) > 1:
+            scores = [self.scores.get(a + b, -math.inf) for a, b in pairwise(parts)]
+            best = scores.index(max(scores))
+            if scores[best] == -math.inf:
+                break
+            parts = [*parts[:best], parts[best] + parts[best + 1], *parts[best + 2 :]]
+            yield parts
+
+    def joints(self, piece: str) -> set[str]:
+        """Return the pieces that are made before a piece is."""
+        return {part for parts in self._joined(piece) for part in parts if part in self.ids}
 
     def _piece(self, part: str) -> list[int]:
         return [self.ids[part]] if part in self.ids else [FIRST_BYTE + b for b in part.encode()]
