@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from script import parser_of, size
 
 import gidd
-from gidd.common.config.allowed import SEED, choice, integer, require_arguments
+from gidd.common.config.allowed import SEED, choice, integer, problems_of, require_arguments
 from gidd.common.config.registry import component_names
 from gidd.errors import ConfigError, GiddError
 from gidd.evaluation.graders import CausalScorer, load_grader
@@ -118,7 +118,7 @@ class FrontierGrid:
             messages.append("corrector_steps needs --corrector, whose forward passes they are.")
         if not messages:
             options = (setting.options(base) for setting in self.settings())
-            messages = list(dict.fromkeys(chain.from_iterable(o.problems() for o in options)))
+            messages = list(dict.fromkeys(chain.from_iterable(map(problems_of, options))))
         return messages
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gidd.cli import main
+from gidd.common.config.allowed import problems_of
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.compare import compare_results
 from gidd.evaluation.judge import ASPECTS, Judge, JudgeOptions, read_samples
@@ -181,7 +182,7 @@ def test_redirects_do_not_carry_the_key_to_another_host(status, server, judge):
     "url", ["file:///etc/passwd", "https://", "https://a:hunter2@b.org", "https://b.org?k=hunter2"]
 )
 def test_only_web_addresses_without_secrets(url):
-    (problem,) = JudgeOptions(base_url=url).problems()
+    (problem,) = problems_of(JudgeOptions(base_url=url))
     assert problem.startswith("base_url") and "hunter2" not in problem
 
 

@@ -12,6 +12,7 @@ from support.exact_denoiser import ExactDenoiser, markov_world
 from support.small_grader import LETTERS, nll_by_hand, small_llama, small_tokenizer, write_grader
 from support.small_model import TEXT
 
+from gidd.common.config.allowed import problems_of
 from gidd.data.preparation import prepare
 from gidd.data.tokenizers import character_level
 from gidd.diffusion.likelihood import NelboEstimator, ScoredText, estimate_nelbo
@@ -77,9 +78,9 @@ def test_windows_by_hand():
 
 def test_options_name_every_problem():
     options = PerplexityOptions(repeats=1, max_se=0.0, max_forward_passes=5, length=4, stride=6)
-    found = [problem.split()[0] for problem in options.problems()]
+    found = [problem.split()[0] for problem in problems_of(options)]
     assert found == ["repeats", "max_se", "stride"]
-    assert "max_se" in next(iter(PerplexityOptions(max_forward_passes=5).problems())).replace(
+    assert "max_se" in next(iter(problems_of(PerplexityOptions(max_forward_passes=5)))).replace(
         "-", "_"
     )
 

@@ -9,6 +9,7 @@ from support.small_model import write_model
 
 import gidd
 from gidd import Pipeline
+from gidd.common.config.allowed import problems_of
 from gidd.errors import ConfigError
 from gidd.pipeline.options import SamplingOptions, SelfCorrectionOptions
 
@@ -37,7 +38,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "name", "value"), CASES)
 def test_an_option_of_the_wrong_type_or_range_is_the_only_problem(kind, name, value):
-    (problem,) = replace(kind(), **{name: value}).problems()
+    (problem,) = problems_of(replace(kind(), **{name: value}))
     assert problem.startswith(f"{name} must be ")
     assert len(problem) < 300
 
@@ -46,7 +47,7 @@ def test_an_option_of_the_wrong_type_or_range_is_the_only_problem(kind, name, va
 @pytest.mark.parametrize("name", ["fill", "replace"])
 def test_an_option_of_a_sampler_of_the_wrong_type_or_range_is_the_only_problem(name, value):
     options = SamplingOptions(sampler="threshold", sampler_options={name: value})
-    (problem,) = options.problems()
+    (problem,) = problems_of(options)
     assert problem.startswith(f"sampler.{name} must be ")
     with pytest.raises(ConfigError, match=f"sampler.{name}"):
         options.plan()
@@ -58,7 +59,7 @@ def test_an_option_of_a_corrector_of_the_wrong_type_or_range_is_the_only_problem
     options = SamplingOptions(
         final_corrector=corrector, final_corrector_options={"distance": value}
     )
-    (problem,) = options.problems()
+    (problem,) = problems_of(options)
     assert problem.startswith("final_corrector.distance must be ")
 
 
@@ -90,7 +91,7 @@ def test_equal_corrections_give_equal_plans():
 @pytest.mark.parametrize("part", ["sampler", "final_corrector"])
 @pytest.mark.parametrize("value", [None, 3, "fill", [("fill", 0.5)], {"flil": 0.5}, {3: 0.5}])
 def test_options_that_a_part_does_not_have_are_the_only_problem(part, value):
-    (problem,) = SamplingOptions(**{f"{part}_options": value}).problems()
+    (problem,) = problems_of(SamplingOptions(**{f"{part}_options": value}))
     assert problem.startswith(f"{part}_options must be ")
 
 
@@ -99,13 +100,13 @@ def test_options_that_a_part_does_not_have_are_the_only_problem(part, value):
 )
 @pytest.mark.parametrize("value", [None, 3, "x", ["even"]])
 def test_a_choice_that_does_not_exist_is_the_only_problem(name, value):
-    (problem,) = replace(SamplingOptions(), **{name: value}).problems()
+    (problem,) = problems_of(replace(SamplingOptions(), **{name: value}))
     assert problem.startswith(f"{name} must be ")
 
 
 def test_integers_and_numbers_of_numpy_are_allowed():
     options = SamplingOptions(steps=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(2))
-    assert not list(options.problems())
+    assert not list(problems_of(options))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from gidd.common.actors import ActorOptions, map_on_ray
+from gidd.common.config.allowed import problems_of
 from gidd.errors import ConfigError
 
 REASON = 'needs `pip install "gidd[cluster]"`'
@@ -115,7 +116,7 @@ def test_actors_that_do_not_fit_are_refused_unless_the_cluster_may_grow(monkeypa
 
 def test_invalid_options_are_named():
     wrong = ActorOptions(num_actors=0, num_cpus=0, num_gpus=-1)
-    names = [problem.split()[0] for problem in wrong.problems()]
+    names = [problem.split()[0] for problem in problems_of(wrong, "ray.")]
     assert names == ["ray.num_actors", "ray.num_cpus", "ray.num_gpus"]
 
 

@@ -17,11 +17,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
+from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
 from gidd.cli.output import CliConsole, decode_utf8, print_json, print_text
-from gidd.common.config.allowed import SEED, integer, optional
+from gidd.common.config.allowed import SEED, integer, problems_of
 from gidd.common.messages import print_message
 from gidd.errors import ConfigError, GiddError
 from gidd.pipeline.options import STOP, SamplingOptions
@@ -39,23 +39,22 @@ _HELP = """\
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatOptions(CheckedCommand):
+class ChatOptions:
     """Options of `gidd chat`."""
 
     model: ModelName
     system: str = ""
     """System message, before all others."""
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, integer(1)] | None = None
     """Tokens sampled for an answer, end and padding included; None is what fits, at most 256."""
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[str, ...], STOP] = ()
     """Texts: an answer ends before the first of them."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Random seed; the same seed gives the same answers."""
     jsonl: bool = False
     """Print the conversation after each answer, as a JSON object per line."""
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
-    allowed = {"max_tokens": optional(integer(1)), "stop": STOP, "seed": SEED}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -131,7 +130,7 @@ class Conversation:
     def set_steps(self, value: str) -> None:
         """Change the number of steps of the next answers."""
         sampling = replace(self.sampling, steps=int(value) if value.isdecimal() else value)
-        if problems := list(sampling.problems()):
+        if problems := list(problems_of(sampling)):
             raise ConfigError(problems[0])
         self.sampling = sampling
         print_text(f"{value} steps per answer.")

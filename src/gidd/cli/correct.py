@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import tyro
 
-from gidd.cli.model_options import CheckedCommand, Flat, ModelOptions, parse_checked
+from gidd.cli.model_options import Flat, ModelOptions, parse_checked
 from gidd.cli.output import (
     CliConsole,
     decode_utf8,
@@ -41,7 +41,6 @@ from gidd.cli.output import (
     require_writable,
     write_stdout,
 )
-from gidd.common.config.allowed import optional
 from gidd.common.files import atomic_path, read_regular, remove_dead_temporaries
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError, DataError
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorrectCommand(CheckedCommand):
+class CorrectCommand:
     """Options of `gidd correct`."""
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")] = ()
@@ -61,9 +60,9 @@ class CorrectCommand(CheckedCommand):
     """Folder written by `gidd export`, or the name of a model on the Hugging Face hub."""
     text: str | None = None
     """The text itself, instead of a file."""
-    error_rate: float | None = None
+    error_rate: Annotated[float, ERROR_RATE] | None = None
     """Fraction of wrong tokens, e.g. 0.05; by default estimated for each text."""
-    min_confidence: float | None = None
+    min_confidence: Annotated[float, MIN_CONFIDENCE] | None = None
     """Smallest probability of a change, e.g. 0.95; by default the most likely text is chosen."""
     protect: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="REGEX")
@@ -76,11 +75,9 @@ class CorrectCommand(CheckedCommand):
     jsonl: bool = False
     """Print one JSON object per text, with all edits and settings."""
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
-    allowed = {"error_rate": optional(ERROR_RATE), "min_confidence": optional(MIN_CONFIDENCE)}
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        yield from super().problems()
+        """Yield a message if two ways to print are chosen."""
         if self.diff and self.jsonl:
             yield "diff and --jsonl exclude each other. Give one of them."
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 from rich.console import Console
@@ -22,10 +30,9 @@ from gidd.cli.parsing import (
 from gidd.common.config.allowed import (
     SEED,
     Allowed,
-    field_problems,
     integer,
     optional,
-    require_arguments,
+    problems_of,
 )
 from gidd.common.config.components import Component
 from gidd.common.config.registry import component_names
@@ -35,6 +42,8 @@ from gidd.errors import ConfigError
 from gidd.pipeline.options import SamplingOptions
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from gidd.pipeline import Pipeline
     from gidd.sampling import OnStep
 
@@ -50,34 +59,12 @@ def _is_device(name: object) -> bool:
 DEVICE = Allowed(_is_device, "cpu, cuda, cuda:N, mps or xpu")
 Flat = Annotated[_F, tyro.conf.arg(name="")]  # options without a prefix
 MODEL_HELP = "Folder written by `gidd export`, or the name of a model on the Hugging Face hub."
-DeviceName = Annotated[str | None, tyro.conf.arg(metavar="{cpu,cuda,cuda:N,mps}")]
+DeviceName = Annotated[str | None, optional(DEVICE), tyro.conf.arg(metavar="{cpu,cuda,cuda:N,mps}")]
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help=MODEL_HELP)]
 """The first argument of the commands that run a model."""
 
 # fields that name a component, and its kind
 _COMPONENTS = {"sampler": "step", "final_corrector": "corrector", "metric": "metric"}
-
-
-def require_device(name: str | None) -> None:
-    """Raise `ConfigError` if no machine has a device of this name; torch says which are here."""
-    require_arguments(device=(name, optional(DEVICE)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckedCommand:
-    """Base of the options of a command."""
-
-    allowed: ClassVar[dict[str, Allowed]] = {}
-    """What its own options may be."""
-    lists: ClassVar[Sequence[str]] = ()
-    """Flags whose values may be separated by commas."""
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        yield from field_problems(self, "", **self.allowed)
-        for part in fields(self):
-            if (check := getattr(getattr(self, part.name), "problems", None)) is not None:
-                yield from check()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +79,6 @@ class ModelOptions:
     tokenizer: str | None = None
     """Tokenizer of a model saved without one: gpt2, a tokenizer.json, a folder, or a hub name."""
 
-    def problems(self) -> Iterable[str]:
-        """Yield a message if no machine has the device."""
-        yield from optional(DEVICE).problems("device", self.device)
-
     def load(self, model: str, batch_size: int | None = None) -> Pipeline:
         """Load a model; warnings go to stderr."""
         require_model_name(model)
@@ -109,20 +92,19 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCommandOptions(CheckedCommand):
+class TextCommandOptions:
     """Options of the commands that generate samples."""
 
     model: ModelName
-    num_samples: int = 1
+    num_samples: Annotated[int, integer(1)] = 1
     """Number of samples."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Random seed; the same seed gives the same samples."""
-    start_index: int = 0
+    start_index: Annotated[int, SEED] = 0
     """Index of the first sample: 5 gives the sixth sample of `--num-samples 6`."""
     sampling: Flat[SamplingOptions] = field(default_factory=SamplingOptions)
     output: Flat[OutputOptions] = field(default_factory=OutputOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
-    allowed = {"num_samples": integer(1), "seed": SEED, "start_index": SEED}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -136,8 +118,7 @@ class TextCommandOptions(CheckedCommand):
         )
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        yield from super().problems()
+        """Yield a message if the indices of samples are too large."""
         if self.start_index + self.num_samples > 2**63:
             yield "start_index plus --num-samples must be at most 2**63."
 
@@ -166,18 +147,24 @@ def show_steps(
         yield None
 
 
-_C = TypeVar("_C", bound=CheckedCommand)
+_C = TypeVar("_C", bound="DataclassInstance")
 
 
 def parse_checked(
-    kind: type[_C], prog: str, doc: str | None, arguments: Sequence[str], default: _C | None = None
+    kind: type[_C],
+    prog: str,
+    doc: str | None,
+    arguments: Sequence[str],
+    default: _C | None = None,
+    lists: Sequence[str] = (),
 ) -> _C:
     """Parse and check options; one `ConfigError` lists all invalid ones as they are typed.
 
     A command with a field `sampling` has the options of a step and a corrector, and with `metric`
-    those of a metric. `default` has the values of options that are not given.
+    those of a metric. `default` has the values of options that are not given. `lists` are flags
+    whose values may be separated by commas.
     """
-    arguments = _split_commas(arguments, kind.lists)
+    arguments = _split_commas(arguments, lists)
     structures: dict[Any, StructConstructorSpec] = {
         kind: _with_components(kind, default, arguments),
         SamplingOptions: _with_components(
@@ -193,9 +180,17 @@ def parse_checked(
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
         **({} if default is None else {"default": default}),
     )
-    if found := [problem.partition(" ") for problem in options.problems()]:
+    if found := [problem.partition(" ") for problem in _problems(options)]:
         raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
     return options
+
+
+def _problems(command: DataclassInstance) -> Iterable[str]:
+    """Yield one message per invalid option of a command and of its parts."""
+    yield from problems_of(command)
+    for name, hint in get_type_hints(type(command), include_extras=True).items():
+        if is_dataclass(part := getattr(command, name)):
+            yield from problems_of(part, "" if get_origin(hint) is Annotated else f"{name}.")
 
 
 def _split_commas(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:

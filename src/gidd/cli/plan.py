@@ -19,7 +19,7 @@ from rich.table import Column, Table
 
 from gidd.cli.output import CliConsole
 from gidd.cli.run_options import RunCommand, parse_run
-from gidd.common.config.allowed import choice, integer, require_arguments
+from gidd.common.config.allowed import choice, integer, require_allowed
 from gidd.planning.hardware import DEVICES, Assumptions
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class PlanOptions(RunCommand):
     """Options of `gidd plan`."""
 
-    ranks: int = 1
+    ranks: Annotated[int, integer(1)] = 1
     """Number of processes, with one device each."""
-    device: str = "h100"
+    device: Annotated[str, choice([*DEVICES, "cpu"])] = "h100"
     """h100, h200, b200, a100-80gb, a100-40gb, l4, rtx4090, or cpu to measure this machine."""
     vocab_size: int | None = None
     """Vocabulary size, needed if it does not follow from the run."""
@@ -45,9 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     """Parse the options, plan the run and print tables or JSON."""
     name, options = parse_run(PlanOptions, arguments, "gidd plan", __doc__ or "")
     run = options.run
-    require_arguments(
-        ranks=(options.ranks, integer(1)), device=(options.device, choice([*DEVICES, "cpu"]))
-    )
+    require_allowed(options)
     from gidd.planning import named_device, plan_run
     from gidd.runs.init_from import with_source
 

@@ -17,12 +17,12 @@ On a Ray cluster all machines must see the model and --out under the same paths.
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from gidd.cli.model_options import TextCommandOptions, parse_checked, show_steps
 from gidd.cli.output import print_text, show_samples, write_stdout
 from gidd.common.actors import ActorOptions
-from gidd.common.config.allowed import integer, optional, unused_problems
+from gidd.common.config.allowed import integer, unused_problems
 from gidd.common.messages import print_message, show_counts
 from gidd.pipeline.options import STOP
 
@@ -35,36 +35,28 @@ class SampleOptions(TextCommandOptions):
     """Text that every sample starts with."""
     suffix: str = ""
     """Text that every sample ends with. Without it, a sample ends at the end-of-text token."""
-    length: int | None = None
+    length: Annotated[int, integer(1)] | None = None
     """Length in tokens, including prompt and suffix; None is the model's context, at most 2048."""
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, integer(1)] | None = None
     """Number of new tokens, in place of --length."""
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[str, ...], STOP] = ()
     """Texts: a sample ends before the first of them that is generated."""
     out: Path | None = None
     """Folder to write many samples to, as JSONL files; resumes if it exists."""
     executor: Literal["local", "ray"] = "local"
     """With --out: sample in this process, or on the actors of a Ray cluster."""
-    samples_per_file: int = 64
+    samples_per_file: Annotated[int, integer(1, 65_536)] = 64
     """With --out: samples per file; an interruption loses the unfinished files only."""
-    batch_size: int | None = None
+    batch_size: Annotated[int, integer(1)] | None = None
     """With --out: batch size of a forward pass; None is 1 on a CPU, 16 on other devices. Samples
     are identical only for equal values."""
-    threads: int = 1
+    threads: Annotated[int, integer(1, 1024)] = 1
     """With --out: CPU threads per process or actor; several actors use cores better."""
     ray: ActorOptions = field(default_factory=ActorOptions)
     """Actors on a Ray cluster, for --executor ray."""
-    allowed = TextCommandOptions.allowed | {
-        "length": optional(integer(1)),
-        "max_tokens": optional(integer(1)),
-        "stop": STOP,
-        "samples_per_file": integer(1, 65_536),
-        "batch_size": optional(integer(1)),
-        "threads": integer(1, 1024),
-    }
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
+        """Yield one message per option that others exclude, each starting with its name."""
         yield from super().problems()
         output, has_blocks = self.output, self.sampling.block_length is not None
         if has_blocks and self.suffix:

@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gidd.cli.correct import read_texts
-from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
+from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
 from gidd.cli.output import CliConsole, plain, print_json
 from gidd.common.messages import show_counts
 from gidd.common.terminal import printable
@@ -50,7 +50,7 @@ _NUMBERS_WIDTH = 170  # characters of a line besides the name of a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreCommand(CheckedCommand):
+class ScoreCommand:
     """Options of `gidd score`."""
 
     model: ModelName

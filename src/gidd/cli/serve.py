@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from gidd.cli.model_options import CheckedCommand, Flat, ModelOptions, parse_checked
+from gidd.cli.model_options import Flat, ModelOptions, parse_checked
 from gidd.common.config.allowed import integer
 from gidd.common.messages import print_message
 from gidd.common.optional import optional_package
@@ -33,7 +33,7 @@ _SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(CheckedCommand):
+class ServeOptions:
     """Options of `gidd serve`."""
 
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -41,7 +41,7 @@ class ServeOptions(CheckedCommand):
     model by the last part."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 is every address of this machine."""
-    port: int = 8000
+    port: Annotated[int, integer(0, 65535)] = 8000
     """Port to listen at; 0 takes a free one."""
     batch_size: int | None = None
     """Sequences in a forward pass; None is 1 on a CPU, 16 on other devices."""
@@ -55,7 +55,6 @@ class ServeOptions(CheckedCommand):
     worker: Flat[WorkerOptions] = field(default_factory=WorkerOptions)
     service: Flat[ServiceOptions] = field(default_factory=ServiceOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
-    allowed = {"port": integer(0, 65535)}
 
     @property
     def names(self) -> list[str]:
@@ -63,8 +62,7 @@ class ServeOptions(CheckedCommand):
         return [Path(model).resolve().name for model in self.models]
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        yield from super().problems()
+        """Yield a message if names are not different, or options of replicas exclude each other."""
         if not self.models:
             yield "models must have at least one model, got none."
         if len(set(self.names)) < len(self.models):

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 
-from gidd.cli.model_options import DeviceName, require_device
+from gidd.cli.model_options import DeviceName
 from gidd.cli.output import CliConsole, plain, print_text
 from gidd.cli.run_options import RunCommand, parse_run
+from gidd.common.config.allowed import require_allowed
 from gidd.common.config.codec import to_plain, to_yaml
 from gidd.data.corpora import check_sources
 from gidd.errors import ConfigError
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
         _print_settings(run, out)
         return
     _require_packages(run)
-    require_device(options.device)
+    require_allowed(options)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out must be a folder, got the file {out}.")
     if run.data.folder is None and not (out / "data").exists():

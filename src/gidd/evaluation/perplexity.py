@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gidd.common.config.allowed import require_allowed
 from gidd.diffusion.likelihood import RankGroup, ScoredText
 from gidd.errors import ConfigError, DataError
 from gidd.evaluation.options import PerplexityOptions
@@ -70,8 +71,7 @@ def evaluate_perplexity(
     as `window_scores.score_on_ray`.
     """
     start = time.perf_counter()
-    if problems := "\n".join(options.problems()):
-        raise ConfigError(problems)
+    require_allowed(options)
     length, stride = window_length(options.length, options.stride, model.context)
     end = model.end_id if isinstance(model, CausalModel) else model.tokenizer.end_id
     if options.end_of_text and end is None:

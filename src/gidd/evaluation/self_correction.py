@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gidd.errors import ConfigError
+from gidd.common.config.allowed import problems_of, require_none
 from gidd.evaluation.graders import CausalScorer, GradedText, generative_perplexity
 from gidd.evaluation.metrics import sequence_entropy
 from gidd.evaluation.options import CurveOptions
@@ -73,9 +73,8 @@ def correction_curve(
     Without a grader, generative perplexity is not measured.
     """
     options, sampling = options or CurveOptions(), sampling or SamplingOptions()
-    problems = *options.problems(), *sampling.problems(), *options.sampling_problems(sampling)
-    if problems:
-        raise ConfigError("\n".join(problems))
+    across = options.sampling_problems(sampling)
+    require_none((*problems_of(options), *problems_of(sampling), *across))
     budgets = sorted(options.forward_passes)
     plain = replace(sampling, self_correction=SelfCorrectionOptions(forward_passes=0))
     measured: dict[tuple[float, int], list[_Measured]] = {}

@@ -9,17 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from gidd.common.config.allowed import (
     SEED,
     Allowed,
     choice,
-    field_problems,
     integer,
     number,
-    optional,
-    require_none,
+    problems_of,
+    require_allowed,
 )
 from gidd.common.config.components import Component
 from gidd.common.config.registry import component_names
@@ -49,51 +48,43 @@ STOP = Allowed(_are_texts, "a list of texts, none of them empty")
 _MAX_STEPS = 1_000_000  # of a plan, which is made before the first step
 
 
+def _passes() -> Allowed:
+    several = integer(2, _MAX_STEPS)
+
+    def contains(n: object) -> bool:
+        return integer(0, 0).contains(n) or several.contains(n)
+
+    fix = "Each forward pass scores the change made by the previous one."
+    return Allowed(contains, f"0 (no correction) or {several.text}", fix)
+
+
+_CUT_OFF = number(lambda p: 0 <= p < 1, "in [0, 1)", "Omit it to keep all tokens.")
+_BLOCK = integer(1, fix="Omit it to generate all tokens together.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SelfCorrectionOptions:
     """Self-correction (App. C): replace unlikely tokens of a finished text, a few at a time."""
 
-    forward_passes: int = 256
+    forward_passes: Annotated[int, _passes()] = 256
     """Maximum forward passes; stops earlier on convergence. 0 disables correction.
     Otherwise at least 2, because each pass scores the change made by the previous one."""
-    temperature: float = 0.1
+    temperature: Annotated[float, TEMPERATURE] = 0.1
     """Temperature of the replacements; the paper uses 0.1 to 0.5, 0 is greedy."""
-    patience: int = 32
+    patience: Annotated[int, integer(1)] = 32
     """Stop after this many forward passes without a better self-accuracy."""
-    tokens_per_step: int = 1
+    tokens_per_step: Annotated[int, integer(1)] = 1
     """Tokens replaced per forward pass; the paper uses 1, more is faster."""
-    distance: int = 2
+    distance: Annotated[int, integer(1)] = 2
     """Minimum distance between tokens replaced in the same forward pass."""
     score: ScoreName = "likelihood"
     """Order of changes: probability of the new token (the paper), or ratio of new to old."""
-
-    def problems(self, prefix: str = "") -> Iterable[str]:
-        """Yield one message per invalid option; `prefix` goes before the option's name."""
-        passes = integer(2, _MAX_STEPS)
-
-        def contains(n: object) -> bool:
-            return integer(0, 0).contains(n) or passes.contains(n)
-
-        return field_problems(
-            self,
-            prefix,
-            forward_passes=Allowed(
-                contains,
-                f"0 (no correction) or {passes.text}",
-                "Each forward pass scores the change made by the previous one.",
-            ),
-            temperature=TEMPERATURE,
-            patience=integer(1),
-            tokens_per_step=integer(1),
-            distance=integer(1),
-            score=choice(get_args(ScoreName)),
-        )
 
     def plan(self) -> Plan:
         """Return the corrector's steps on finished text; invalid options raise `ConfigError`."""
         from gidd.sampling import SelfCorrectionStep, corrector_plan, gain, likelihood
 
-        require_none(self.problems())
+        require_allowed(self)
         others = ("temperature", "patience", "tokens_per_step", "distance", "score")
         if self.forward_passes == 0 and (name := first_changed(self, *others)):
             raise ConfigError(
@@ -118,7 +109,7 @@ class SelfCorrectionOptions:
 class SamplingOptions:
     """Sampler, number of steps, and restrictions on the predicted distribution."""
 
-    steps: int = 128
+    steps: Annotated[int, integer(1, _MAX_STEPS, "16 to 512 are common.")] = 128
     """Number of denoising steps; each is at most one forward pass."""
     timestep_spacing: TimestepSpacing = "even"
     """Spacing of the steps in time: even (the paper), or sine, with shorter steps at both ends.
@@ -127,20 +118,20 @@ class SamplingOptions:
     """Denoising step. All draw samples, except greedy and renoise, which search for likely text."""
     sampler_options: Mapping[str, Any] = field(default_factory=lambda: {})
     """Options of the sampler, e.g. {"fill": 0.5} for threshold."""
-    block_length: int | None = None
+    block_length: Annotated[int, _BLOCK] | None = None
     """Generate from left to right in blocks of this many tokens, each with all steps; None
     generates all tokens together. A block does not see what comes after it."""
-    temperature: float = 1.0
+    temperature: Annotated[float, TEMPERATURE] = 1.0
     """Softmax temperature; below 1 sharpens the distribution, 0 takes the most likely token."""
-    top_k: int | None = None
+    top_k: Annotated[int, TOP_K] | None = None
     """Top-k: sample from the k most likely tokens."""
-    top_p: float | None = None
+    top_p: Annotated[float, TOP_P] | None = None
     """Nucleus sampling: sample from the fewest tokens that have this total probability."""
-    min_p: float | None = None
+    min_p: Annotated[float, _CUT_OFF] | None = None
     """Min-p: drop tokens below this fraction of the highest probability."""
-    epsilon_cutoff: float | None = None
+    epsilon_cutoff: Annotated[float, _CUT_OFF] | None = None
     """Drop tokens below this absolute probability (App. G)."""
-    guidance_scale: float = 1.0
+    guidance_scale: Annotated[float, GUIDANCE_SCALE] = 1.0
     """Classifier-free guidance: above 1 the sample follows the given text more closely, 0 ignores
     it; 1 is no guidance. Other scales double the rows of a forward pass."""
     negative_prompt: str | None = None
@@ -149,7 +140,7 @@ class SamplingOptions:
     """Corrector of the finished text; gibbs_sweep redraws every other token in a forward pass."""
     final_corrector_options: Mapping[str, Any] = field(default_factory=lambda: {})
     """Options of the final corrector, e.g. {"distance": 4} for gibbs_sweep."""
-    final_corrector_steps: int = 0
+    final_corrector_steps: Annotated[int, integer(0, _MAX_STEPS)] = 0
     """Forward passes of the final corrector."""
     self_correction: SelfCorrectionOptions = field(
         default_factory=lambda: SelfCorrectionOptions(forward_passes=0)
@@ -157,42 +148,25 @@ class SamplingOptions:
     """Self-correction of the finished text (App. C); off if its forward_passes are 0."""
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the option's name."""
-        cut = optional(number(lambda p: 0 <= p < 1, "in [0, 1)", "Omit it to keep all tokens."))
-        register = "Register your own with @gidd.register({!r}, NAME)."
-        yield from field_problems(
-            self,
-            steps=integer(1, _MAX_STEPS, "16 to 512 are common."),
-            timestep_spacing=choice(get_args(TimestepSpacing)),
-            sampler=choice(component_names("step"), register.format("step")),
-            final_corrector=choice(component_names("corrector"), register.format("corrector")),
-            block_length=optional(integer(1, fix="Omit it to generate all tokens together.")),
-            temperature=TEMPERATURE,
-            top_k=optional(TOP_K),
-            top_p=optional(TOP_P),
-            min_p=cut,
-            epsilon_cutoff=cut,
-            guidance_scale=GUIDANCE_SCALE,
-            final_corrector_steps=integer(0, _MAX_STEPS),
-        )
+        """Yield one message per problem of a component, of guidance or of self-correction."""
         if self.negative_prompt is not None and self.guidance_scale == 1:
             yield "negative_prompt needs a guidance scale other than 1, which is no guidance."
         yield from _component_problems("sampler", "step", self.sampler, self.sampler_options)
         yield from _component_problems(
             "final_corrector", "corrector", self.final_corrector, self.final_corrector_options
         )
-        own_correction: Any = self.self_correction
-        if isinstance(own_correction, SelfCorrectionOptions):
-            yield from own_correction.problems("self_correction.")
+        correction: Any = self.self_correction
+        if isinstance(correction, SelfCorrectionOptions):
+            yield from problems_of(correction, "self_correction.")
         else:
-            yield f"self_correction must be SelfCorrectionOptions, got {shorten(own_correction)}."
+            yield f"self_correction must be SelfCorrectionOptions, got {shorten(correction)}."
 
     def plan(self) -> Plan:
         """Return the steps from t = 1 to 0, then corrector steps, then self-correction."""
         from gidd.diffusion.times import even_times, sine_times
         from gidd.sampling import corrector_plan, sampling_plan
 
-        require_none(self.problems())
+        require_allowed(self)
         corrector = ("final_corrector", "final_corrector_options")
         if self.final_corrector_steps == 0 and (unused := first_changed(self, *corrector)):
             raise ConfigError(f"{unused} needs final_corrector_steps of at least 1, got 0.")
@@ -218,7 +192,12 @@ class SamplingOptions:
 
 
 def _component_problems(flag: str, kind: str, name: object, options: object) -> Iterable[str]:
-    """Yield one message per invalid option of a component; without options it is not imported."""
+    """Yield one message if there is no such component, or per invalid option of it.
+
+    Without options it is not imported.
+    """
+    fix = f"Register your own with @gidd.register({kind!r}, NAME)."
+    yield from choice(component_names(kind), fix).problems(flag, name)
     if not isinstance(options, Mapping):
         yield f"{flag}_options must be a mapping of names to values, got {shorten(options)}."
     elif options and name in component_names(kind):
@@ -230,50 +209,36 @@ def _component_problems(flag: str, kind: str, name: object, options: object) -> 
             yield from (f"{flag}.{problem}" for problem in chosen.problems())
 
 
+_REPEATS = integer(2, 1_000_000, "The standard error is computed from them.")
+_POSITIVE = number(lambda value: 0 < value < float("inf"), "above 0")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EstimatorOptions:
     """Times and noise of an estimate of the NELBO."""
 
-    nodes: int = 12
+    nodes: Annotated[int, integer(1, 1_000_000)] = 12
     """Times per text and repeat at which the NELBO is evaluated."""
-    repeats: int = 4
+    repeats: Annotated[int, _REPEATS] = 4
     """Independent estimates of each text, for the Monte Carlo error; with --max-se, the minimum."""
     grid: GridName = "sine"
     """Times: sine (unbiased, smallest error), stratified (unbiased, as in training), paper (without
     reconstruction and prior; the paper uses --nodes 128)."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Random seed of times and noise."""
-    min_repeats_allowed: ClassVar[int] = 2
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        least = self.min_repeats_allowed
-        reason = "The standard error is computed from them." if least > 1 else ""
-        yield from field_problems(
-            self,
-            seed=SEED,
-            nodes=integer(1, 1_000_000),
-            repeats=integer(least, 1_000_000, reason),
-            grid=choice(get_args(GridName)),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LikelihoodOptions(EstimatorOptions):
     """Times, noise and budget of an estimate of the NELBO of texts."""
 
-    max_se: float | None = None
+    max_se: Annotated[float, _POSITIVE] | None = None
     """Add repeats until the standard error over all texts is at most this, in nats per token."""
-    max_forward_passes: int | None = None
+    max_forward_passes: Annotated[int, integer(1)] | None = None
     """With --max-se: start no repeat that exceeds this number of forward passes."""
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        yield from super().problems()
-        positive = number(lambda value: 0 < value < float("inf"), "above 0")
-        yield from field_problems(
-            self, max_se=optional(positive), max_forward_passes=optional(integer(1))
-        )
+        """Yield a message if there is a budget without a goal."""
         if self.max_forward_passes is not None and self.max_se is None:
             yield "max_forward_passes needs --max-se; without it the number is fixed."
 

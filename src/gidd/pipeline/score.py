@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from gidd.common.config.allowed import require_allowed
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.likelihood import (
     NelboEstimate,
@@ -20,7 +21,7 @@ from gidd.diffusion.likelihood import (
     estimate_nelbo,
 )
 from gidd.diffusion.times import GRIDS
-from gidd.errors import ConfigError, DataError
+from gidd.errors import DataError
 from gidd.pipeline.generate import score_tokens
 from gidd.pipeline.noise_level import (
     OnForwardPassesDone,
@@ -189,8 +190,7 @@ def score_texts(
     on_forward_passes: OnForwardPassesDone | None,
 ) -> list[Scores]:
     """Return the scores of tokenized texts, given the tokens of a prompt."""
-    if problems := "\n".join(options.problems()):
-        raise ConfigError(problems)
+    require_allowed(options)
     if not texts:
         return []
     longest = max(map(len, tokens))

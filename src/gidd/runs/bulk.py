@@ -8,19 +8,19 @@ A sample depends on model, settings and its index only: a shard that exists is d
 
 import json
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import torch
 
 import gidd
 from gidd.common import files
 from gidd.common.actors import ActorOptions, map_on_ray
-from gidd.common.config.allowed import SEED, field_problems, integer, optional, require_none
+from gidd.common.config.allowed import SEED, integer, problems_of, require_none
 from gidd.common.config.codec import to_plain
 from gidd.common.devices import choose
 from gidd.common.files import MANIFEST_BYTES
@@ -53,9 +53,9 @@ class BulkJob:
     """Samples to draw; the arguments of `Pipeline.generate` and `gidd.from_pretrained`."""
 
     model: str
-    num_samples: int
-    seed: int = 0
-    start_index: int = 0
+    num_samples: Annotated[int, integer(1)]
+    seed: Annotated[int, SEED] = 0
+    start_index: Annotated[int, SEED] = 0
     prompt: str = ""
     suffix: str = ""
     length: int | None = None
@@ -64,24 +64,12 @@ class BulkJob:
     device: str | None = None
     """None: the fastest available; on Ray "cuda" if actors have a GPU, else "cpu"."""
     precision: Precision | None = None
-    batch_size: int | None = None
+    batch_size: Annotated[int, integer(1)] | None = None
     """Batch size of a forward pass; None: 1 on a CPU and 16 on other devices."""
-    block_size: int = 64
+    block_size: Annotated[int, integer(1, 65_536)] = 64
     """Samples per shard."""
-    threads: int = 1
+    threads: Annotated[int, integer(1, 1024)] = 1
     """CPU threads of a process or actor: the last bits of a sum may depend on their number."""
-
-    def problems(self) -> Iterable[str]:
-        """Yield one message per invalid field, each starting with its name."""
-        yield from field_problems(
-            self,
-            num_samples=integer(1),
-            seed=SEED,
-            start_index=SEED,
-            batch_size=optional(integer(1)),
-            block_size=integer(1, 65_536),
-            threads=integer(1, 1024),
-        )
 
     def load(self, device: str | None, precision: Precision | None) -> Pipeline:
         """Load the model."""
@@ -182,7 +170,7 @@ def sample_to_folder(
     see folder and model under the same paths; None samples in this process. `on_block` is called
     at the start and after each shard with the number of finished samples and of all samples.
     """
-    require_none([*job.problems(), *(actors.problems() if actors else ())])
+    require_none([*problems_of(job), *(problems_of(actors, "ray.") if actors else ())])
     default = ("cuda" if actors.num_gpus else "cpu") if actors else choose(job.device).type
     device = str(job.device or default)
     names = {"model": job.model, "tokenizer": job.tokenizer}

@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 import gidd
+from gidd.common.config.allowed import require_allowed
 from gidd.pipeline import Pipeline
 from gidd.pipeline.chat import is_chat_model
 from gidd.serving import texts
@@ -99,7 +100,7 @@ class Service:
         self, workers: dict[str, Worker], options: ServiceOptions, keys: dict[str, str]
     ) -> None:
         self.workers, self.options = workers, options
-        options.check()
+        require_allowed(options)
         self.access = Access(keys, options.requests_per_minute, options.cost_per_minute)
         self.metrics = Metrics(workers)
         self.created = int(time.time())

@@ -1,9 +1,9 @@
 """Options of a service; without torch, so that the command line reports mistakes at once."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from gidd.common.config.allowed import field_problems, integer, number, optional, require_none
+from gidd.common.config.allowed import integer, number
 
 _POSITIVE = number(lambda value: 0 < value < float("inf"), "above 0")
 
@@ -12,48 +12,30 @@ _POSITIVE = number(lambda value: 0 < value < float("inf"), "above 0")
 class WorkerOptions:
     """Limits of the requests to one model."""
 
-    max_requests: int = 64
+    max_requests: Annotated[int, integer(1, 10_000)] = 64
     """Requests that are open at once, waiting ones included; further ones are refused. Of several
     API keys, one may have as many as places are free."""
-    max_cost: int = 1_000_000
+    max_cost: Annotated[int, integer(1)] = 1_000_000
     """Largest cost of a request: forward passes times tokens, of all its samples and blocks."""
-    seconds: float = 120.0
+    seconds: Annotated[float, _POSITIVE] = 120.0
     """Time after which a request fails."""
     row_buckets: tuple[int, ...] = ()
     """Smaller batch sizes, for when fewer sequences are sampled. Samples then depend on the load,
     by rounding, as they do on the device."""
-
-    def problems(self) -> Iterator[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        most, least = integer(1, 10_000), integer(1)
-        yield from field_problems(self, max_requests=most, max_cost=least, seconds=_POSITIVE)
-
-    def check(self) -> None:
-        """Raise `ConfigError` if an option is invalid."""
-        require_none(self.problems())
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceOptions:
     """Limits of all requests."""
 
-    requests_per_minute: float | None = None
+    requests_per_minute: Annotated[float, _POSITIVE] | None = None
     """Requests that each API key may send in a minute."""
-    cost_per_minute: float | None = None
+    cost_per_minute: Annotated[float, _POSITIVE] | None = None
     """Forward passes times tokens that each API key may use in a minute."""
-    max_bytes: int = 1_000_000
+    max_bytes: Annotated[int, integer(1)] = 1_000_000
     """Largest body of a request."""
-    body_seconds: float = 30.0
+    body_seconds: Annotated[float, _POSITIVE] = 30.0
     """Time in which a client must send the head of a request, then its body, and read answers."""
     allowed_hosts: tuple[str, ...] = ()
     """Names of this machine for clients, besides localhost, --host and IP addresses; * allows all.
     Web pages may give it other names (DNS rebinding)."""
-
-    def problems(self) -> Iterator[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        rates = dict.fromkeys(("requests_per_minute", "cost_per_minute"), optional(_POSITIVE))
-        yield from field_problems(self, **rates, max_bytes=integer(1), body_seconds=_POSITIVE)
-
-    def check(self) -> None:
-        """Raise `ConfigError` if an option is invalid."""
-        require_none(self.problems())

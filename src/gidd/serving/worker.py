@@ -7,6 +7,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from gidd.common.config.allowed import require_allowed
 from gidd.errors import GiddError, Overloaded
 from gidd.pipeline import Pipeline
 from gidd.sampling import Budget, Session
@@ -30,7 +31,7 @@ class Worker:
 
     def __init__(self, pipe: Pipeline, options: WorkerOptions | None = None) -> None:
         self.pipe, self.options = pipe, options or WorkerOptions()
-        self.options.check()
+        require_allowed(self.options)
         if self.options.row_buckets:
             self.session.use_row_buckets(self.options.row_buckets)
         self._open: list[tuple[Budget, str | None]] = []

@@ -19,7 +19,7 @@ from typing import Annotated
 import tyro
 
 from gidd.cli.eval.report import ResultOptions, report
-from gidd.cli.model_options import CheckedCommand, Flat, parse_checked
+from gidd.cli.model_options import Flat, parse_checked
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError
 from gidd.evaluation.judge import PROMPT_FILE, Judge, JudgeOptions, read_samples
@@ -28,7 +28,7 @@ _OUT = Path("judge.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeCommand(CheckedCommand):
+class JudgeCommand:
     """Options of `gidd eval judge`."""
 
     before: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="BEFORE.jsonl")]
@@ -45,8 +45,7 @@ class JudgeCommand(CheckedCommand):
     result: Flat[ResultOptions] = field(default_factory=lambda: ResultOptions(out=_OUT))
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        yield from super().problems()
+        """Yield a message if the prompt or the name of the variable cannot be used."""
         if not self.api_key_variable.isidentifier():  # not shown: it may be the key
             yield "api_key_variable must be the name of an environment variable, not the key."
         if not self.prompt.is_file() or "{text}" not in self.prompt.read_text():

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from gidd.cli.eval.report import Column, ResultOptions, report
-from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
+from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
 from gidd.cli.output import CliConsole, plain
 from gidd.common.actors import ActorOptions
 from gidd.common.config.allowed import unused_problems
@@ -52,7 +52,7 @@ _TIMEOUT_SECONDS = 86_400.0  # ranks wait for each other at the end of a repeat 
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerplexityCommand(CheckedCommand):
+class PerplexityCommand:
     """Options of `gidd eval ppl`."""
 
     model: ModelName
@@ -70,8 +70,7 @@ class PerplexityCommand(CheckedCommand):
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        yield from super().problems()
+        """Yield one message per option that another one excludes."""
         if self.by == "document" and self.result.json:
             yield "by must be omitted with --json, which has every document."
         if self.executor != "ray":

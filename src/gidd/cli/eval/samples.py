@@ -24,8 +24,8 @@ from typing import Annotated, Any
 import tyro
 
 from gidd.cli.eval.report import ResultOptions, report
-from gidd.cli.model_options import CheckedCommand, Flat, ModelOptions, parse_checked
-from gidd.common.config.allowed import SEED, integer, optional, unused_problems
+from gidd.cli.model_options import Flat, ModelOptions, parse_checked
+from gidd.common.config.allowed import SEED, integer, unused_problems
 from gidd.common.config.components import Component, component
 from gidd.common.messages import print_message, show_actions
 from gidd.evaluation.options import GraderOptions
@@ -36,16 +36,16 @@ _NUM_SAMPLES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplesCommand(CheckedCommand):
+class SamplesCommand:
     """Options of `gidd eval samples`."""
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """Model (folder or hub name), or samples (.jsonl, .txt, or a folder of .txt files)."""
-    num_samples: int | None = None
+    num_samples: Annotated[int, integer(1)] | None = None
     """Number of samples; by default 64 of a model, and all of a file."""
-    length: int | None = None
+    length: Annotated[int, integer(1)] | None = None
     """Length of a sample in tokens; by default the model's context, at most 2048."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Random seed; the same seed gives the same samples."""
     reference: Path | None = None
     """Human texts (.jsonl, .txt or a folder): measure MAUVE with features of the grader."""
@@ -58,8 +58,6 @@ class SamplesCommand(CheckedCommand):
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
-    allowed = dict.fromkeys(("num_samples", "length"), optional(integer(1))) | {"seed": SEED}
-
     @property
     def chosen_metric(self) -> Component | None:
         """The metric with its options."""
@@ -68,8 +66,7 @@ class SamplesCommand(CheckedCommand):
         return component("metric", self.metric, **(self.metric_options or {}))
 
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        yield from super().problems()
+        """Yield one message per option that needs another one, and per option of the metric."""
         if self.reference is not None and self.grading.grader is None:
             yield "reference needs --grader, whose features MAUVE compares."
         if has_samples(Path(self.source)):

@@ -15,14 +15,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gidd.cli.eval.report import Column, ResultOptions, report, with_error
-from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
+from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
 from gidd.common.messages import show_counts
 from gidd.evaluation.options import CurveOptions, GraderOptions
 from gidd.pipeline.options import SamplingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurveCommand(CheckedCommand):
+class CurveCommand:
     """Options of `gidd eval self-correction`."""
 
     model: ModelName
@@ -32,11 +32,8 @@ class CurveCommand(CheckedCommand):
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
 
-    lists = ("--temperatures", "--forward-passes")
-
     def problems(self) -> Iterable[str]:
-        """Yield one message per invalid option, each starting with the name of its field."""
-        yield from super().problems()
+        """Yield one message per option of the samples that the curve sets."""
         yield from self.curve.sampling_problems(self.sampling)
 
 
@@ -53,7 +50,10 @@ _COLUMNS: dict[str, Column] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, sample, correct, report."""
-    options = parse_checked(CurveCommand, "gidd eval self-correction", __doc__, arguments)
+    lists = "--temperatures", "--forward-passes"
+    options = parse_checked(
+        CurveCommand, "gidd eval self-correction", __doc__, arguments, lists=lists
+    )
     pipe = options.runtime.load(options.model)
     from gidd.evaluation.self_correction import correction_curve
 

@@ -25,28 +25,27 @@ from typing import Annotated
 import tyro
 
 from gidd.cli.eval.report import ResultOptions, report
-from gidd.cli.model_options import CheckedCommand, Flat, ModelName, ModelOptions, parse_checked
-from gidd.common.config.allowed import integer, optional
+from gidd.cli.model_options import Flat, ModelName, ModelOptions, parse_checked
+from gidd.common.config.allowed import integer
 from gidd.common.messages import show_counts
 from gidd.errors import ConfigError
 from gidd.evaluation.options import TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TasksCommand(CheckedCommand):
+class TasksCommand:
     """Options of `gidd eval tasks`."""
 
     model: ModelName
     tasks: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TASK...")]
     """Tasks of lm_eval, `paper`, .jsonl or .yaml files, or folders of them."""
-    limit: int | None = None
+    limit: Annotated[int, integer(1)] | None = None
     """Number of questions of each task; by default all."""
-    num_fewshot: int | None = None
+    num_fewshot: Annotated[int, integer(0)] | None = None
     """Number of examples before each question; by default the number of the task, or 0."""
     scoring: Flat[TaskOptions] = field(default_factory=TaskOptions)
     result: Flat[ResultOptions] = field(default_factory=ResultOptions)
     runtime: Flat[ModelOptions] = field(default_factory=ModelOptions)
-    allowed = {"limit": optional(integer(1)), "num_fewshot": optional(integer(0))}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gidd.common.config.allowed import field_problems, integer, require_none
+from gidd.common.config.allowed import integer, problems_of, require_none
 from gidd.common.optional import optional_package
 from gidd.data.batch import Batch
 from gidd.data.loading.shards import Array, ShardSet, TokenShard, invalid_tokens, open_shard
@@ -64,25 +64,26 @@ def open_split(folder: str | Path, split: str = "train") -> ShardSet:
 class LoaderConfig:
     """How documents become batches."""
 
-    global_batch: int
+    global_batch: Annotated[int, integer(1)]
     """Samples per optimiser step, over all ranks."""
-    length: int = 512
+    length: Annotated[int, integer(1)] = 512
     """Tokens per sample. Longer documents are cropped, texts at random and chats to the last
     tokens; shorter ones are padded."""
     pad_id: int
-    vocab_size: int
+    vocab_size: Annotated[int, integer(2)]
     """Token ids at or above it raise `DataError`."""
-    seed: int = 0
+    seed: Annotated[int, integer(0)] = 0
     shuffle: bool = True
     """Whether to shuffle the documents every epoch; False: order of the files."""
     packing: bool = False
     """Whether a sample has as many consecutive documents as fit; longer ones are cropped alone."""
 
     def __post_init__(self) -> None:
-        limits = {"global_batch": 1, "length": 1, "pad_id": 0, "vocab_size": 2, "seed": 0}
-        fields = {name: integer(least) for name, least in limits.items()}
-        fields["pad_id"] = integer(0, self.vocab_size - 1)
-        require_none(field_problems(self, "data.", **fields))
+        require_none(problems_of(self, "data."))
+
+    def problems(self) -> Iterable[str]:
+        """Yield a message if padding is no token."""
+        yield from integer(0, self.vocab_size - 1).problems("data.pad_id", self.pad_id)
 
 
 class BatchSource:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gidd.common.config.allowed import integer, optional, require_arguments
+from gidd.common.config.allowed import integer, optional, require_allowed, require_arguments
 from gidd.common.optional import optional_package
 from gidd.diffusion.likelihood import NelboEstimator, estimate_nelbo
 from gidd.errors import ConfigError
@@ -243,8 +243,7 @@ def _options(values: Mapping[str, Any]) -> TaskOptions:
             f"{', '.join(known)}, got {', '.join(unknown)}."
         )
     options = replace(TaskOptions.of_rule(values.get("rule", "conditional")), **values)
-    if problems := list(options.problems()):
-        raise ConfigError("\n".join(problems))
+    require_allowed(options)
     return options
 
 

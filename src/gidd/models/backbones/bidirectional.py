@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
-from gidd.models.backbones.dit_config import require_sizes
+from gidd.models.backbones.dit_config import Size, require_sizes
 from gidd.models.backbones.layers import (
     Mask,
     RotaryTransformer,
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 class BidirectionalConfig:
     """Sizes and constants of a `BidirectionalTransformer`."""
 
-    vocab_size: int
+    vocab_size: Size
     """Rows of the embedding and of the head."""
-    max_length: int
+    max_length: Size
     """Longest sequence, in tokens."""
-    width: int
+    width: Size
     """Hidden size."""
-    mlp_width: int
+    mlp_width: Size
     """Size of the hidden layer of every MLP."""
-    num_layers: int
+    num_layers: Size
     """Number of layers."""
-    num_heads: int
+    num_heads: Size
     """Attention heads."""
-    num_kv_heads: int
+    num_kv_heads: Size
     """Heads of keys and values, each shared by num_heads / num_kv_heads heads of queries."""
     rotary_base: float
     """Base of the wavelengths of rotary position embedding; 10,000 is common."""
@@ -64,8 +64,7 @@ class BidirectionalConfig:
     equal_blocks: ClassVar[str] = "layers"
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "max_length", "width", "mlp_width", "num_layers", "num_heads")
-        require_sizes(self, *sizes, "num_kv_heads")
+        require_sizes(self)
         if self.num_heads % self.num_kv_heads:
             kv_heads, got = shorten(self.num_kv_heads), shorten(self.num_heads)
             raise ConfigError(

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, final
 
-from gidd.common.config.allowed import (
-    Allowed,
-    choice,
-    field_problems,
-    integer,
-    number,
-    require_none,
-)
+from gidd.common.config.allowed import Allowed, choice, integer, problems_of, require_none, within
 from gidd.common.terminal import shorten
 
 if TYPE_CHECKING:
@@ -25,11 +18,16 @@ _LEAST_ALPHA = 1e-3
 
 
 _SIZE = integer(1)._replace(text="an integer of at least 1")
-_RATE = number(lambda rate: 0 <= rate < 1, "", "The paper uses 0.")._replace(text="in [0, 1)")
+Size = Annotated[int, _SIZE]
+"""A field of a configuration that counts something."""
+_RATE = within(lambda rate: 0 <= rate < 1, "in [0, 1)", "The paper uses 0.")
 
 
 def _is_mixing_width(value: object) -> bool:
     return type(value) is int and (value == 0 or (value > 0 and value % 2 == 1))
+
+
+_MIXING = Allowed(_is_mixing_width, "0 or an odd number", "7 is common.")
 
 
 class NamedSize(NamedTuple):
@@ -45,16 +43,17 @@ class NamedSize(NamedTuple):
         return DiTConfig(vocab_size=vocab_size, max_length=max_length, **self._asdict())
 
 
-def require_sizes(config: Any, *sizes: str, **others: Allowed) -> None:
-    """Raise `ConfigError` for sizes below 1, a width that heads cannot share, or other fields."""
-    problems = list(field_problems(config, "", **dict.fromkeys(sizes, _SIZE)))
-    if not problems and config.width % (2 * config.num_heads):
+def require_sizes(config: Any) -> None:
+    """Raise `ConfigError` for fields that are not allowed, or a width that heads cannot share."""
+    problems = list(problems_of(config))
+    are_sizes = _SIZE.contains(config.width) and _SIZE.contains(config.num_heads)
+    if are_sizes and config.width % (2 * config.num_heads):
         example = 2 * config.num_heads * max(1, config.width // (2 * config.num_heads))
         problems.append(
             f"width must be an even multiple of num_heads = {shorten(config.num_heads)}, got "
             f"{shorten(config.width)}. Use {shorten(example)}, for example."
         )
-    require_none([*problems, *field_problems(config, "", **others)])
+    require_none(problems)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +70,21 @@ class DiTConfig:
     three_billion = NamedSize(3072, 26, 24)  # 3.01B
     ten_billion = NamedSize(4096, 48, 32)  # 9.82B
 
-    vocab_size: int
+    vocab_size: Size
     """Rows of the embedding and of the head: at least `vocab.size`; more rows are padding."""
-    max_length: int = 512
+    max_length: Size = 512
     """Longest sequence, in tokens; any shorter one is allowed too."""
-    width: int
+    width: Size
     """Hidden size (D)."""
-    num_layers: int
+    num_layers: Size
     """Number of blocks."""
-    num_heads: int
+    num_heads: Size
     """Attention heads; the head size, width / num_heads, must be even."""
-    time_width: int = 128
+    time_width: Size = 128
     """Size of the time embedding that conditions every block."""
-    dropout: float = 0.0
+    dropout: Annotated[float, _RATE] = 0.0
     """Dropout rate before each residual addition, in training only; the paper uses 0."""
-    mixing_width: int = 0
+    mixing_width: Annotated[int, _MIXING] = 0
     """Positions that a depthwise convolution before each block mixes, an odd number; 0: none.
     Small models learn faster with 7; the paper's sizes and published checkpoints have none."""
     checkpoint_activations: bool = False
@@ -93,9 +92,7 @@ class DiTConfig:
     equal_blocks: ClassVar[str] = "blocks"
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "max_length", "width", "num_layers", "num_heads", "time_width")
-        mixing = Allowed(_is_mixing_width, "0 or an odd number", "7 is common.")
-        require_sizes(self, *sizes, mixing_width=mixing, dropout=_RATE)
+        require_sizes(self)
 
     def build(self) -> DiT:
         """Build the network."""
@@ -126,12 +123,8 @@ class DiTConfig:
 class TimeMappedConfig(DiTConfig):
     """Sizes of a `DiT` of another project, which was trained with another input than the time t."""
 
-    time: str
+    time: Annotated[str, choice(("zero", "sigma"))]
     """"zero": always 0. "sigma": -log(1 - t), the log-linear noise level, at most -log 1e-3."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_none(field_problems(self, time=choice(("zero", "sigma"))))
 
     @property
     def uses_time(self) -> bool:

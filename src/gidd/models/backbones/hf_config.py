@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, final
 
-from gidd.common.config.allowed import choice, field_problems, integer, require_none
+from gidd.common.config.allowed import choice, integer, require_allowed
 from gidd.common.files import parse_json
 from gidd.errors import ConfigError
 
@@ -13,18 +14,21 @@ if TYPE_CHECKING:
     from gidd.models.backbones.hf import HFNetwork
 
 
+_Size = Annotated[int, integer(1, 2**31 - 1)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class HFConfig:
     """A network of `transformers` as a backbone: one of the two classes below."""
 
-    vocab_size: int
-    max_length: int
+    vocab_size: _Size
+    max_length: _Size
     family: str
-    width: int = 768
+    width: _Size = 768
     """Hidden size."""
-    num_layers: int = 12
+    num_layers: _Size = 12
     """Number of blocks."""
-    num_heads: int = 12
+    num_heads: _Size = 12
     """Attention heads."""
     hf: str = "{}"
     """Other fields of the configuration in transformers, as a JSON object, for example
@@ -36,9 +40,11 @@ class HFConfig:
     families: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "max_length", "width", "num_layers", "num_heads")
-        allowed = dict.fromkeys(sizes, integer(1, 2**31 - 1)) | {"family": choice(self.families)}
-        require_none(field_problems(self, "", **allowed))
+        require_allowed(self)
+
+    def problems(self) -> Iterable[str]:
+        """Yield a message if the class has no such family."""
+        yield from choice(self.families).problems("family", self.family)
 
     def build(self) -> HFNetwork:
         """Build the network, with random weights."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gidd.common.config.allowed import number
 from gidd.diffusion.schedule import Flags, Sequences, Times
-from gidd.models.backbones.dit_config import require_sizes
+from gidd.models.backbones.dit_config import Size, require_sizes
 from gidd.models.backbones.layers import (
     Mask,
     RotaryTransformer,
@@ -41,32 +41,29 @@ _POSITIVE = number(lambda value: 0 < value < math.inf, "above 0")
 class ScaledConfig:
     """Sizes and constants of a `ScaledTransformer`."""
 
-    vocab_size: int
+    vocab_size: Size
     """Rows of the embedding and of the head."""
-    max_length: int
+    max_length: Size
     """Longest sequence, in tokens."""
-    width: int
+    width: Size
     """Hidden size; that of the MLPs is four times as large."""
-    num_layers: int
+    num_layers: Size
     """Number of layers."""
-    num_heads: int
+    num_heads: Size
     """Attention heads."""
-    residual_scale: float = 4.0
+    residual_scale: Annotated[float, _POSITIVE] = 4.0
     """The output of attention and MLP is multiplied by residual_scale / num_layers."""
-    head_scale: float = 1.0
+    head_scale: Annotated[float, _POSITIVE] = 1.0
     """Factor of the logits; the published models have 512 / width."""
-    soft_cap: float = 30.0
+    soft_cap: Annotated[float, _POSITIVE] = 30.0
     """Attention scores s become soft_cap tanh(s / soft_cap)."""
-    rotary_base: float = 10_000.0
+    rotary_base: Annotated[float, _POSITIVE] = 10_000.0
     """Base of the wavelengths of rotary position embedding."""
-    norm_eps: float = 1e-6
+    norm_eps: Annotated[float, _POSITIVE] = 1e-6
     """Added to the mean square in every RMS norm."""
     equal_blocks: ClassVar[str] = "layers"
 
-    def __post_init__(self) -> None:
-        constants = ("residual_scale", "head_scale", "soft_cap", "rotary_base", "norm_eps")
-        sizes = ("vocab_size", "max_length", "width", "num_layers", "num_heads")
-        require_sizes(self, *sizes, **dict.fromkeys(constants, _POSITIVE))
+    __post_init__ = require_sizes
 
     def build(self) -> ScaledTransformer:
         """Build the network."""
