@@ -186,5 +186,5 @@ def test_wrong_guidance_is_refused(tokens, guidance, error, match):
 
 @pytest.mark.parametrize("scale", [-1, 101, float("nan"), "2"])
 def test_wrong_scales_are_refused(scale):
-    with pytest.raises(ConfigError, match="guidance_scale must be"):
+    with pytest.raises(ConfigError, match="Guidance.scale must be"):
         Guidance(scale, (None,))

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gidd.common.config.allowed import number, require_arguments
 from gidd.common.devices import define_kernel, has_kernels
 from gidd.diffusion.randomness import UNIT_BITS
-from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
+CUT_OFF = number(
+    lambda p: 0 <= p < 1, "in [0, 1)", "0 disables it; the paper's App. G studies 1e-7 to 1e-3."
+)
 _SCALE_BITS = 60
 """Probabilities are summed as integer multiples of 2**-60: exact, in any order."""
 
@@ -130,16 +133,7 @@ def cut_below_max(p: Float[Tensor, "*batch V"], ratio: float) -> Float[Tensor, "
     return _cut(p, ratio, "ratio", ratio * p.amax(-1, keepdim=True))
 
 
-def require_cut(field: str, value: float) -> None:
-    """Raise `ConfigError` for a cut-off outside [0, 1)."""
-    if not 0 <= value < 1:
-        raise ConfigError(
-            f"the cut-off's {field} must be in [0, 1), got {value}. 0 disables it; "
-            "the paper's App. G studies 1e-7 to 1e-3."
-        )
-
-
 def _cut(p: Tensor, value: float, field: str, threshold: Tensor) -> Tensor:
-    require_cut(field, value)
+    require_arguments(**{field: (value, CUT_OFF)})
     kept = torch.where(p >= threshold.minimum(p.amax(-1, keepdim=True)), p, 0)
     return kept / kept.sum(-1, keepdim=True)

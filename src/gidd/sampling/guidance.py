@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor
 
-from gidd.common.config.allowed import require_arguments
+from gidd.common.config.allowed import problems_of, require_none
 from gidd.diffusion.schedule import TINY, Times
 from gidd.sampling.predict import Predict, Rows
 from gidd.sampling.ranges import GUIDANCE_SCALE
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class Guidance:
     """How strongly a request follows its condition, and its sequence without the condition."""
 
-    scale: float
+    scale: Annotated[float, GUIDANCE_SCALE]
     """w of `guide`; 1 is no guidance."""
     tokens: tuple[int | None, ...]
     """One for each token of the request: what replaces a token of the condition, such as a mask;
     None where the sequence has its own token, as at blanks."""
 
     def __post_init__(self) -> None:
-        require_arguments(guidance_scale=(self.scale, GUIDANCE_SCALE))
+        require_none(problems_of(self, "Guidance."))
 
     def first(self, num: int) -> Guidance:
         """Return the guidance of the first `num` tokens."""

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gidd.common.config.allowed import require_arguments
+from gidd.common.config.allowed import problems_of, require_none
 from gidd.common.terminal import shorten
-from gidd.diffusion.categorical import cut_below, cut_below_max, require_cut
+from gidd.diffusion.categorical import CUT_OFF, cut_below, cut_below_max
 from gidd.diffusion.schedule import TINY
 from gidd.errors import ConfigError
 from gidd.sampling.ranges import TEMPERATURE, TOP_K, TOP_P
@@ -46,9 +46,12 @@ _KEPT_MASKS = 256  # number of sets of tokens whose masks are kept, on each devi
 
 
 class _RowProcessor:
-    """A processor of each row by itself."""
+    """A processor of each row by itself; its fields are checked."""
 
     ignores_request = True
+
+    def __post_init__(self) -> None:
+        require_none(problems_of(self, f"{type(self).__name__}."))
 
 
 def temper(p: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*batch V"]:
@@ -70,10 +73,7 @@ def temper(p: Float[Tensor, "*batch V"], temperature: float) -> Float[Tensor, "*
 class Temperature(_RowProcessor):
     """Sampling temperature: below 1 sharpens the distribution, above 1 flattens it; 0 is greedy."""
 
-    value: float
-
-    def __post_init__(self) -> None:
-        require_arguments(temperature=(self.value, TEMPERATURE))
+    value: Annotated[float, TEMPERATURE]
 
     def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Return p^(1 / value), normalised."""
@@ -85,10 +85,7 @@ class Temperature(_RowProcessor):
 class TopK(_RowProcessor):
     """Keep the `k` most likely tokens, and tokens tied with the last of them."""
 
-    k: int
-
-    def __post_init__(self) -> None:
-        require_arguments(top_k=(self.k, TOP_K))
+    k: Annotated[int, TOP_K]
 
     def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Truncate and normalise."""
@@ -101,10 +98,7 @@ class TopK(_RowProcessor):
 class TopP(_RowProcessor):
     """Keep the smallest set of tokens with a total probability of at least `mass` (nucleus)."""
 
-    mass: float
-
-    def __post_init__(self) -> None:
-        require_arguments(top_p=(self.mass, TOP_P))
+    mass: Annotated[float, TOP_P]
 
     def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Truncate and normalise."""
@@ -122,10 +116,7 @@ class TopP(_RowProcessor):
 class EpsilonCutoff(_RowProcessor):
     """Drop tokens with a probability below `minimum`; called min-p in the paper's App. G."""
 
-    minimum: float
-
-    def __post_init__(self) -> None:
-        require_cut("minimum", self.minimum)
+    minimum: Annotated[float, CUT_OFF]
 
     def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Truncate and normalise; the most likely token is always kept."""
@@ -137,10 +128,7 @@ class EpsilonCutoff(_RowProcessor):
 class MinP(_RowProcessor):
     """Drop tokens less likely than `ratio` times the most likely token (standard min-p)."""
 
-    ratio: float
-
-    def __post_init__(self) -> None:
-        require_cut("ratio", self.ratio)
+    ratio: Annotated[float, CUT_OFF]
 
     def __call__(self, p: Tensor, *_: object) -> Tensor:
         """Truncate and normalise."""

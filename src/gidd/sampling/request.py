@@ -7,19 +7,18 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 from torch import Tensor
 
 from gidd.common.config.allowed import (
     SEED,
     Allowed,
-    choice,
-    field_problems,
     integer,
     number,
-    optional,
+    problems_of,
     require_arguments,
+    require_none,
 )
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
@@ -43,6 +42,44 @@ _BLANK = re.compile(r"\[MASK(?:\]|:([^\]]{0,20}\]?))")  # bounded: no search for
 _MAX_BLANKS = 1_000_000
 
 
+_INTEGER = integer(-(2**63))
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int or _INTEGER.contains(value)  # the first is faster
+
+
+def _is_token_or_blank(value: object) -> bool:
+    return value is None or _is_token(value)
+
+
+def _instance(kind: type, fix: str) -> Allowed:
+    def contains(value: object) -> bool:
+        return isinstance(value, kind)
+
+    return Allowed(contains, f"a {kind.__name__}", fix)
+
+
+def _tuple_of(is_item: Callable[[Any], bool], values: str, fix: str) -> Allowed:
+    def contains(value: Any) -> bool:
+        return isinstance(value, tuple) and all(map(is_item, cast("tuple[Any, ...]", value)))
+
+    return Allowed(contains, f"a tuple of {values}", fix)
+
+
+_TOKENS = _tuple_of(
+    _is_token_or_blank, "token ids and None for blanks", "prompt() and blanks() make one."
+)
+_PLAN = _instance(Plan, "sampling_plan(even_times(128)) makes one.")
+_FLAGS = _tuple_of(lambda v: type(v) is bool, "True and False, one for each token", "Or omit it.")
+_PROCESSORS = _tuple_of(
+    is_hashable_function, "processors", "A processor is a function or frozen dataclass."
+)
+_STOP = _tuple_of(_is_token, "token ids", "() keeps the whole sequence.")
+_GUIDANCE = _instance(Guidance, "None is no guidance.")
+_CHOICES = _tuple_of(lambda v: isinstance(v, Choices), "Choices", "() leaves all blanks free.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One sequence to sample, to infill or to correct.
@@ -51,28 +88,27 @@ class Request:
     noisy while t is large; Gibbs steps at t = 0 after sampling condition exactly.
     """
 
-    tokens: Tokens
+    tokens: Annotated[Tokens, _TOKENS]
     """The sequence, made by `prompt`, `blanks` or `parse_template`."""
-    plan: Plan
+    plan: Annotated[Plan, _PLAN]
     """Steps, e.g. `sampling_plan(even_times(128))`; a plan from t < 1 edits given tokens."""
-    seed: int = 0
-    sample_index: int = 0
+    seed: Annotated[int, SEED] = 0
+    sample_index: Annotated[int, SEED] = 0
     """Index among the samples of the seed; equal (seed, sample_index) give equal samples."""
-    protected: tuple[bool, ...] | None = None
+    protected: Annotated[tuple[bool, ...], _FLAGS] | None = None
     """Positions that must not change; by default all given tokens."""
-    processors: tuple[Processor, ...] = ()
+    processors: Annotated[tuple[Processor, ...], _PROCESSORS] = ()
     """Processors of x_theta, applied in this order."""
-    stop: tuple[int, ...] = ()
+    stop: Annotated[tuple[int, ...], _STOP] = ()
     """Stop tokens: `Sample.text` ends before the first one generated (end-of-text, padding)."""
-    guidance: Guidance | None = None
+    guidance: Annotated[Guidance, _GUIDANCE] | None = None
     """Classifier-free guidance; a forward pass then has a second row, without the condition."""
-    choices: tuple[Choices, ...] = ()
+    choices: Annotated[tuple[Choices, ...], _CHOICES] = ()
     """Slots of blanks that become one of several sequences each."""
 
     def check(self, schedule: MixingSchedule, max_length: int | None = None) -> None:
         """Raise if a field is invalid, also given a schedule and the context of a model."""
-        for problem in field_problems(self, "request.", **_FIELDS):
-            raise ConfigError(problem)
+        require_none(problems_of(self, "request."))
         self._check_tokens(schedule.vocab, max_length)
         unconditional = None if self.guidance is None else self.guidance.tokens
         for name, entries, fix in (
@@ -151,68 +187,20 @@ class Request:
         return tokens
 
 
-_INTEGER = integer(-(2**63))
-
-
-def _is_token(value: object) -> bool:
-    return type(value) is int or _INTEGER.contains(value)  # the first is faster
-
-
-def _is_a(kind: type) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, kind)
-
-
-def _tuple_of(is_item: Callable[[Any], bool], values: str, fix: str) -> Allowed:
-    def contains(value: Any) -> bool:
-        return isinstance(value, tuple) and all(map(is_item, cast("tuple[Any, ...]", value)))
-
-    return Allowed(contains, f"a tuple of {values}", fix)
-
-
-_FIELDS: Final = {
-    "tokens": _tuple_of(
-        lambda v: v is None or _is_token(v),
-        "token ids and None for blanks",
-        "prompt() and blanks() make one.",
-    ),
-    "plan": Allowed(_is_a(Plan), "a Plan", "sampling_plan(even_times(128)) makes one."),
-    "seed": SEED,
-    "sample_index": SEED,
-    "protected": optional(
-        _tuple_of(lambda v: type(v) is bool, "True and False, one for each token", "Or omit it.")
-    ),
-    "processors": _tuple_of(
-        is_hashable_function, "processors", "A processor is a function or frozen dataclass."
-    ),
-    "stop": _tuple_of(_is_token, "token ids", "() keeps the whole sequence."),
-    "guidance": optional(Allowed(_is_a(Guidance), "a Guidance", "None is no guidance.")),
-    "choices": _tuple_of(_is_a(Choices), "Choices", "() leaves all blanks free."),
-}
-"""Values that a field may have, whatever the model."""
+_SECONDS = number(lambda x: 0 <= x < math.inf, "of at least 0", "None is no limit.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """When a request ends before its plan does, and what happens then."""
 
-    forward_passes: int | None = None
+    forward_passes: Annotated[int, integer(1, fix="None is no limit.")] | None = None
     """Maximum forward passes."""
-    seconds: float | None = None
+    seconds: Annotated[float, _SECONDS] | None = None
     """Maximum time since it was submitted."""
     on_limit: Literal["finish", "abort"] = "finish"
     """finish: one last step takes the most likely token at each position (`PosteriorCorrection`);
     it is one of `forward_passes`, and comes after `seconds`. abort: `LimitReached`."""
-
-    def check(self) -> None:
-        """Raise `ConfigError` if a limit is invalid."""
-        require_arguments(
-            forward_passes=(self.forward_passes, optional(integer(1, fix="None is no limit."))),
-            seconds=(
-                self.seconds,
-                optional(number(lambda x: 0 <= x < math.inf, "of at least 0", "None is no limit.")),
-            ),
-            on_limit=(self.on_limit, choice(("finish", "abort"))),
-        )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from gidd.common.config.allowed import integer, optional, require_arguments
+from gidd.common.config.allowed import integer, optional, require_allowed, require_arguments
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, Overloaded
 from gidd.sampling.batch import Batch
@@ -350,7 +350,7 @@ class Session:
     ) -> _Call:
         """Check requests; return the call of `run_all`, which has not begun."""
         call = _Call(loop, self.device.type, on_step)
-        limits.check()
+        require_allowed(limits)
         for index, request in enumerate(requests, first_index):
             request.check(self.schedule, self.max_length)
             if self._checked.get(id(request.plan)) is not request.plan:
