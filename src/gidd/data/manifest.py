@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from gidd.common.config.allowed import integer, require_arguments
+from gidd.common.config.allowed import integer, require_allowed
 from gidd.common.config.codec import ADDED_LATER, from_plain
 from gidd.common.files import MANIFEST_BYTES, read_json, sha256, write_json
 from gidd.common.terminal import shorten
@@ -40,8 +40,8 @@ class ShardRecord:
 
     file: str
     """Token file, relative to the manifest's folder; the index is this name plus `.index`."""
-    documents: int
-    tokens: int
+    documents: Annotated[int, integer(1)]
+    tokens: Annotated[int, integer(1)]
     """Number of tokens, including one end-of-text token per document."""
     tokens_sha256: str
     index_sha256: str
@@ -53,7 +53,7 @@ class ShardRecord:
         if not _SHARD.fullmatch(self.file):
             name = shorten(self.file)
             raise ConfigError(f"file must be a name such as train/00000.ds, got {name}.")
-        require_arguments(documents=(self.documents, integer(1)), tokens=(self.tokens, integer(1)))
+        require_allowed(self)
 
     def files(self, dtype: str) -> dict[str, tuple[int, str]]:
         """Return size and SHA-256 of each file by name, for tokens of type `dtype`."""

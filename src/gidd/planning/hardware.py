@@ -3,46 +3,43 @@
 import math
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from gidd.common.config.allowed import integer, require_allowed, within
 from gidd.errors import ConfigError
+
+_FRACTION = within(lambda x: 0 < x <= 1, "in (0, 1]")
+_POSITIVE = within(lambda x: 0 < x < math.inf, "positive")
+_AT_LEAST_0 = within(lambda x: 0 <= x < math.inf, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
     """Efficiency, cluster, storage and failure rates."""
 
-    mfu: float = 0.35
+    mfu: Annotated[float, _FRACTION] = 0.35
     """Model FLOPs utilisation: fraction of the device's peak FLOP/s, without recomputation."""
-    launch_microseconds: float = 5.0
+    launch_microseconds: Annotated[float, _AT_LEAST_0] = 5.0
     """Microseconds that the host needs to launch a kernel on a GPU."""
-    usable_memory: float = 0.9
+    usable_memory: Annotated[float, _FRACTION] = 0.9
     """Fraction of device memory for tensors; CUDA, NCCL and fragmentation take the rest."""
-    ranks_per_machine: int = 8
+    ranks_per_machine: Annotated[int, integer(1)] = 8
     """Devices per machine, connected by the device's own links."""
-    network_gb_per_second: float = 40.0
+    network_gb_per_second: Annotated[float, _POSITIVE] = 40.0
     """GB/s that a device receives from other machines; 40 is 80% of one 400 Gb/s adapter each."""
-    hop_microseconds: float = 10.0
+    hop_microseconds: Annotated[float, _AT_LEAST_0] = 10.0
     """Latency of one hop between machines, in microseconds."""
-    write_gb_per_second: float = 20.0
+    write_gb_per_second: Annotated[float, _POSITIVE] = 20.0
     """GB/s that all ranks together write to the file system."""
-    copy_gb_per_second: float = 10.0
+    copy_gb_per_second: Annotated[float, _POSITIVE] = 10.0
     """GB/s that a device copies to host memory; training waits for the copy of a checkpoint."""
-    failures_per_device_hour: float = 1.24e-4
+    failures_per_device_hour: Annotated[float, _AT_LEAST_0] = 1.24e-4
     """Failures per device and hour. The default is 7.9 hours between failures at 1,024 devices, as
     in Meta's research clusters (Kokolis et al., HPCA 2025); Llama 3's training had 2.0e-5."""
-    restart_minutes: float = 5.0
+    restart_minutes: Annotated[float, _AT_LEAST_0] = 5.0
     """Minutes from a failure to the next step: detect it, restart, load the checkpoint."""
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        for name, value in vars(self).items():
-            if name in ("mfu", "usable_memory") and not 0 < value <= 1:
-                raise ConfigError(f"{name} is a fraction in (0, 1], got {value}.")
-            must_be_positive = name.endswith("gb_per_second") or name == "ranks_per_machine"
-            if not 0 <= value < math.inf or (must_be_positive and value == 0):
-                at_least = "positive" if must_be_positive else "0 or more"
-                raise ConfigError(f"{name} must be {at_least}, got {value}.")
+    __post_init__ = require_allowed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,12 +87,6 @@ def optional(allowed: Allowed) -> Allowed:
     return allowed._replace(contains=contains)
 
 
-def field_problems(options: object, prefix: str = "", **fields: Allowed) -> Iterator[str]:
-    """Yield a message per field whose value is not allowed; `prefix` goes before its name."""
-    for name, allowed in fields.items():
-        yield from allowed.problems(f"{prefix}{name}", getattr(options, name))
-
-
 def allowed_by(hint: Any) -> Allowed | None:
     """Return what an annotation allows: the `Allowed` of an `Annotated`, or names of a `Literal`.
 
@@ -100,7 +94,8 @@ def allowed_by(hint: Any) -> Allowed | None:
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return next((extra for extra in parts[1:] if isinstance(extra, Allowed)), None)
+        inside = allowed_by(parts[0])
+        return next((extra for extra in parts[1:] if isinstance(extra, Allowed)), inside)
     if origin is Literal:
         return choice(parts)
     if origin in (Union, UnionType) and len(parts) == 2 and NoneType in parts:

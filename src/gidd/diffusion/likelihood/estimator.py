@@ -13,11 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Protocol, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast, final
 
 import torch
 from torch import Tensor
 
+from gidd.common.config.allowed import choice, integer, require_allowed
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.elbo import elbo_terms
 from gidd.diffusion.likelihood.texts import ScoredText, ScoringBatch, pair_batches
@@ -160,13 +161,13 @@ class NelboEstimator:
     model: HiddenAndHead
     """The denoiser, in evaluation mode."""
     schedule: MixingSchedule
-    grid: str = "sine"
+    grid: Annotated[str, choice(tuple(GRIDS))] = "sine"
     """Name of the time grid, one of `GRIDS`."""
-    nodes: int = NUM_NODES
+    nodes: Annotated[int, integer(1)] = NUM_NODES
     """Times per text and repeat."""
     seed: int = 0
     """Determines times and noise."""
-    tokens_per_batch: int = TOKENS_PER_BATCH
+    tokens_per_batch: Annotated[int, integer(1)] = TOKENS_PER_BATCH
     """Tokens in a forward pass."""
     ranks: RankGroup | None = None
     """Processes that share the forward passes; all of them call the same methods."""
@@ -177,12 +178,7 @@ class NelboEstimator:
     run: Callable[[Callable[[], Tensor], int], Tensor] = run_now
     """Makes each forward pass; `gidd.sampling.compute` keeps the limits of a service."""
 
-    def __post_init__(self) -> None:
-        if self.grid not in GRIDS:
-            raise ConfigError(f"grid must be one of {', '.join(GRIDS)}, got {self.grid!r}.")
-        if self.nodes < 1 or self.tokens_per_batch < 1:
-            got = f"{self.nodes} and {self.tokens_per_batch}"
-            raise ConfigError(f"nodes and tokens_per_batch must be at least 1, got {got}.")
+    __post_init__ = require_allowed
 
     @property
     def has_ends(self) -> bool:

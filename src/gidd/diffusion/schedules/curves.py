@@ -6,8 +6,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Annotated, final
 
+from gidd.common.config.allowed import problems_of, require_none, within
 from gidd.diffusion.schedule import FlatNoise, MixingSchedule, Times, check
 from gidd.errors import ScheduleError
 from gidd.vocab import Vocab
@@ -78,12 +79,11 @@ class Cosine(Curve):
 class Polynomial(Curve):
     """alpha_t = 1 - t^power; power = 1 is `Linear`."""
 
-    power: float = 2.0
+    power: Annotated[float, within(lambda p: p > 0, "positive", "2 is common.")] = 2.0
     """Above 1, noise is added later; below 1, earlier."""
 
     def __post_init__(self) -> None:
-        if not self.power > 0:
-            raise ScheduleError(f"curve.power must be positive, got {self.power}. 2 is common.")
+        require_none(problems_of(self, "curve."), ScheduleError)
 
     def alpha(self, t: Tensor) -> Tensor:
         """1 - t^power, accurate near t = 1."""

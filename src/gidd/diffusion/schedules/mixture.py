@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, NamedTuple, final
 
-from gidd.common.config.allowed import require_allowed, within
+from gidd.common.config.allowed import at_least, problems_of, require_allowed, require_none, within
 from gidd.diffusion.schedule import MixingSchedule, Times, check
 from gidd.diffusion.schedules.curves import value_and_slope
 from gidd.errors import ConfigError, GiddError, ScheduleError
@@ -46,14 +46,11 @@ class NoiseAmount(ABC):
 class LinearAmount(NoiseAmount):
     """a = weight * t: noise that increases until t = 1. Linear amounts determine the prior."""
 
-    weight: float = 1.0
+    weight: Annotated[float, at_least(0, "Use 0 for none.")] = 1.0
     """Weight of this noise in the prior, relative to the other linear amounts."""
 
     def __post_init__(self) -> None:
-        if not self.weight >= 0:
-            raise ScheduleError(
-                f"ramp.weight must be at least 0, got {self.weight}. Use 0 for none."
-            )
+        require_none(problems_of(self, "ramp."), ScheduleError)
 
     def value(self, t: Tensor) -> Tensor:
         """weight * t."""
