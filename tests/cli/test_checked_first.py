@@ -60,6 +60,8 @@ data prepare a.csv --out o --tokenizer bytes | a.csv
 data prepare a.txt --out o --tokenizer bytes --tasks 0 | tasks
 data prepare a.txt --out o --tokenizer bytes --validation -1 | validation
 data prepare a.txt --out o --tokenizer bytes --format nothing | format
+data prepare a.txt --out o --executor ray --ray.cpus-per-task 0 | cpus_per_task
+data prepare a.txt --out o --executor slurm --slurm.tasks-per-job -1 | tasks_per_job
 data show missing | missing
 data verify missing | missing
 data tokenizer missing.txt --out o --vocab-size 300 | missing.txt
@@ -83,6 +85,7 @@ doctor --nothing | --nothing
 plan nothing | nothing
 plan nano --ranks 0 | ranks
 plan nano --device nothing | device
+plan nano --mfu 2 | mfu
 completion nothing | nothing
 """
 RUN = """

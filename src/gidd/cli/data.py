@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gidd.cli.output import CliConsole, plain, print_text
 from gidd.cli.parsing import parse
-from gidd.common.config.allowed import require_none, unused_problems
+from gidd.common.config.allowed import problems_of, require_none, unused_problems
 from gidd.common.urls import redacted_argument
 from gidd.data.chat import chat_texts
 from gidd.data.corpora import Files, corpora_of, named_corpora, texts
@@ -149,6 +149,7 @@ def prepare_command(
         ray: Resources of the Ray cluster.
     """
     for kind, resources in (("slurm", slurm), ("ray", ray)):
+        require_none(problems_of(resources, f"--{kind}."))
         if executor != kind:
             require_none(unused_problems(resources, f"--{kind}.", f"--executor {kind}"))
     if tokenizer is not None:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from gidd.common.actors import ray_session
+from gidd.common.config.allowed import integer
 from gidd.common.files import remove_leftovers
 from gidd.common.optional import optional_package
 from gidd.common.urls import has_inline_secrets, without_credentials
@@ -29,11 +30,11 @@ from gidd.errors import ConfigError, DataError, GiddError
 
 @dataclass(frozen=True, kw_only=True)
 class _Resources:
-    cpus_per_task: int = 1
+    cpus_per_task: Annotated[int, integer(1)] = 1
     """CPU cores per task."""
-    memory_per_cpu_gb: int = 2
+    memory_per_cpu_gb: Annotated[int, integer(1)] = 2
     """Memory per core, in GB."""
-    tasks_at_once: int | None = None
+    tasks_at_once: Annotated[int, integer(1)] | None = None
     """Maximum number of tasks to run at once. None: no limit."""
 
 
@@ -53,9 +54,9 @@ class SlurmOptions(_Resources):
     """Partition, required; `sinfo` lists them."""
     time: str = "12:00:00"
     """Time limit of one task."""
-    tasks_per_job: int = 1
+    tasks_per_job: Annotated[int, integer(1)] = 1
     """Tasks that each job runs in sequence; increase it for many short tasks."""
-    max_array_size: int = 1001
+    max_array_size: Annotated[int, integer(1)] = 1001
     """MaxArraySize of the cluster (`scontrol show config`); more jobs become several arrays."""
     qos: str = ""
     """Quality of service. Empty: the default of the cluster."""
