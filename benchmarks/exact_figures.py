@@ -18,13 +18,13 @@ from torch import Tensor
 from gidd.diffusion.process import marginal_at
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
-    Component,
     Cosine,
     FunctionalSchedule,
     FunctionAmount,
     HybridSchedule,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     PeakedAmount,
     UniformSchedule,
@@ -57,9 +57,9 @@ def frequency_mixture() -> MixtureSchedule:
     """Masking, with uniform noise and noise by rank frequency on the way."""
     zipf = uniform_noise(VOCAB) / torch.arange(1, VOCAB.size + 1, dtype=torch.float64)
     components = (
-        Component(mask_noise(VOCAB), LinearAmount()),
-        Component(uniform_noise(VOCAB), PeakedAmount(0.24, 1.1)),
-        Component(zipf / zipf.sum(), FunctionAmount(lambda t: 0.7 * t.square())),
+        MixtureComponent(mask_noise(VOCAB), LinearAmount()),
+        MixtureComponent(uniform_noise(VOCAB), PeakedAmount(0.24, 1.1)),
+        MixtureComponent(zipf / zipf.sum(), FunctionAmount(lambda t: 0.7 * t.square())),
     )
     return MixtureSchedule(VOCAB, components)
 

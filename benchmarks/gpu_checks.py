@@ -24,10 +24,10 @@ from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
-    Component,
     HybridSchedule,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     PeakedAmount,
     UniformSchedule,
@@ -84,8 +84,8 @@ def _schedules(vocab: Vocab) -> dict[str, MixingSchedule]:
     rank = torch.arange(1, vocab.size + 1, dtype=torch.float64)
     unigram = uniform_noise(vocab) / rank
     components = (
-        Component(mask_noise(vocab), LinearAmount()),
-        Component(unigram / unigram.sum(), PeakedAmount(0.2)),
+        MixtureComponent(mask_noise(vocab), LinearAmount()),
+        MixtureComponent(unigram / unigram.sum(), PeakedAmount(0.2)),
     )
     return {
         "hybrid": HybridSchedule(vocab, 0.1),

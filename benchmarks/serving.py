@@ -93,10 +93,10 @@ def request_of(pipe: Pipeline, body: Json) -> Request:
     options = SamplingOptions(steps=body["steps"], temperature=body["temperature"])
     if "text" in body:
         text = body["text"]
-        tokens = parse_template(text, lambda text: pipe.token_texts.encode(text, "text")).tokens
+        tokens = parse_template(text, lambda text: pipe.decoder.encode(text, "text")).tokens
         ends: tuple[int, ...] = ()
     else:
-        before = pipe.token_texts.encode(body["prompt"], "prompt")
+        before = pipe.decoder.encode(body["prompt"], "prompt")
         tokens = with_blanks(len(before) + body["max_tokens"], before, [])
         ends = tuple(sorted(pipe.tokenizer.terminator_ids))
     return build_requests(pipe, tokens, ends, options, None, 1, body["seed"], 0)[0]
@@ -244,7 +244,7 @@ def run_bare(folder: Path, answers: Answers, seconds: float) -> Json:
     tokens_per_second = session.counters.work / (time.perf_counter() - start)
     wrong = 0
     for index, sample in done:
-        text = "".join(pipe.token_texts(sample.text))
+        text = "".join(pipe.decoder(sample.text))
         body = bodies[index]
         if "prompt" in body:
             text = text.removeprefix(body["prompt"])

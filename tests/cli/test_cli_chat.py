@@ -104,7 +104,7 @@ def test_an_interrupted_answer_is_kept(tmp_path, capsys, monkeypatch, block_leng
     written = [
         v for v in tokens[seen[0].request.first_blank :] if v != pipe.tokenizer.vocab.mask_id
     ]
-    answer = "".join(pipe.token_texts(written)).strip()
+    answer = "".join(pipe.decoder(written)).strip()
     assert 0 < len(written) < 16 and pipe.tokenizer.vocab.mask_id in tokens
     assert chat.messages == [
         {"role": "user", "content": "Peace"},

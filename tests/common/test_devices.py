@@ -6,17 +6,17 @@ from support.pretended_device import pretended_cuda
 from support.small_model import random_denoiser, write_model
 
 import gidd.training.world
-from gidd.common.devices import choose, has_bf16
+from gidd.common.devices import has_bf16, resolve_device
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import ConfigError
 from gidd.evaluation.graders import load_grader
-from gidd.training.parallel import FSDP, place
+from gidd.training.parallel import FSDP, distribute
 from gidd.training.world import open_world
 from gidd.vocab import Vocab
 
 
 def test_an_available_device_is_chosen(device):
-    assert choose(device.type).type == device.type
+    assert resolve_device(device.type).type == device.type
 
 
 def with_gpus(monkeypatch, number: int) -> None:
@@ -30,27 +30,27 @@ def with_gpus(monkeypatch, number: int) -> None:
 def test_the_default_is_the_fastest_device(monkeypatch):
     for number in (0, 2):
         with_gpus(monkeypatch, number)
-        assert choose(None).type == ("cuda" if number else "cpu")
+        assert resolve_device(None).type == ("cuda" if number else "cpu")
 
 
 def test_an_unavailable_device_is_an_error(monkeypatch):
     for number, here in ((0, "cpu"), (1, "cpu or cuda or cuda:0")):
         with_gpus(monkeypatch, number)
         with pytest.raises(ConfigError, match=f"device must be {here} .*got mps"):
-            choose("mps")
+            resolve_device("mps")
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:0", "cuda:1"])
 def test_a_gpu_is_chosen_by_its_number(monkeypatch, name):
     with_gpus(monkeypatch, 2)
-    assert choose(name) == choose(torch.device(name)) == torch.device(name)
+    assert resolve_device(name) == resolve_device(torch.device(name)) == torch.device(name)
 
 
 @pytest.mark.parametrize("name", ["cuda:2", "cpu:1", "mps", "gpu", "", 1, torch.device("meta")])
 def test_other_devices_are_refused_with_the_available_ones(monkeypatch, name):
     with_gpus(monkeypatch, 2)
     with pytest.raises(ConfigError, match=f"^device .*cuda or cuda:0 or cuda:1 .*got {name}"):
-        choose(name)
+        resolve_device(name)
 
 
 @pytest.mark.parametrize("name", ["cuda:7", torch.device("cuda", 7)])
@@ -93,7 +93,7 @@ def test_one_process_trains_on_the_gpu_of_this_number(monkeypatch):
 
 def on(monkeypatch, kind: str, **environment: int) -> None:
     """As if the machine had such a device."""
-    monkeypatch.setattr(gidd.training.world, "choose", lambda name: torch.device(kind))
+    monkeypatch.setattr(gidd.training.world, "resolve_device", lambda name: torch.device(kind))
     for name, value in environment.items():
         monkeypatch.setenv(name, str(value))
 
@@ -103,7 +103,7 @@ def test_an_apple_gpu_trains_alone_and_undivided(monkeypatch):
     with open_world() as world:
         assert (world.device.type, world.mesh.device_type) == ("mps", "cpu")
         with pytest.raises(ConfigError, match="Use ddp"):
-            place(FSDP(), torch.nn.Linear(2, 2), [], world, torch.float32)
+            distribute(FSDP(), torch.nn.Linear(2, 2), [], world, torch.float32)
     on(monkeypatch, "mps", WORLD_SIZE=2)
     with pytest.raises(ConfigError, match="one process, got 2"), open_world():
         pass

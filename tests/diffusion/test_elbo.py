@@ -18,7 +18,6 @@ from gidd.diffusion.elbo import (
 from gidd.diffusion.process import backward_rates, forward_rate, marginal_at
 from gidd.diffusion.schedule import TINY, MixingSchedule
 from gidd.diffusion.schedules import (
-    Component,
     Cosine,
     FunctionalSchedule,
     FunctionCurve,
@@ -26,6 +25,7 @@ from gidd.diffusion.schedules import (
     Linear,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     PeakedAmount,
     Polynomial,
@@ -159,8 +159,8 @@ def test_three_ways_to_write_the_hybrid_schedule(p_uniform, gamma, time):
     mixture = MixtureSchedule(
         VOCAB,
         (
-            Component(mask_noise(VOCAB), LinearAmount()),
-            Component(uniform_noise(VOCAB), PeakedAmount(p_uniform, gamma)),
+            MixtureComponent(mask_noise(VOCAB), LinearAmount()),
+            MixtureComponent(uniform_noise(VOCAB), PeakedAmount(p_uniform, gamma)),
         ),
     )
     for other in (functional, mixture):

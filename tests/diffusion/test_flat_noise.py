@@ -24,7 +24,7 @@ from gidd.diffusion.schedules import (
     UniformSchedule,
 )
 from gidd.diffusion.schedules.curves import Cosine, mask_noise
-from gidd.diffusion.schedules.mixture import Component, LinearAmount
+from gidd.diffusion.schedules.mixture import LinearAmount, MixtureComponent
 from gidd.vocab import Vocab
 
 LAST, FIRST, NONE = Vocab(1000, mask_id=999), Vocab(300, mask_id=0), Vocab(70)
@@ -109,7 +109,7 @@ def test_noise_that_only_masks_is_known_to_do_so():
 
 
 def test_other_noise_is_not_flat():
-    mixture = MixtureSchedule(LAST, (Component(mask_noise(LAST), LinearAmount()),))
+    mixture = MixtureSchedule(LAST, (MixtureComponent(mask_noise(LAST), LinearAmount()),))
     t = torch.tensor(TIMES)
     assert mixture.flat_beta_pi(t) is None
     assert mixture.flat_inflow(t) is None

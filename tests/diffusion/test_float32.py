@@ -15,12 +15,12 @@ from gidd.diffusion.elbo import (
 )
 from gidd.diffusion.process import backward_rates, forward_rate, marginal, posterior, transition
 from gidd.diffusion.schedules import (
-    Component,
     Cosine,
     FunctionalSchedule,
     HybridSchedule,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     UniformSchedule,
     uniform_noise,
@@ -40,7 +40,7 @@ SCHEDULES = {
     "hybrid 0.9, gamma 0.5": HybridSchedule(GPT2, 0.9, 0.5),
     "mixture": schedule_from_unit_cube(MixtureSchedule, GPT2, (0.3, 0.5, 0.7)),
     "uniform as a mixture": MixtureSchedule(
-        GPT2, (Component(uniform_noise(GPT2), LinearAmount()),)
+        GPT2, (MixtureComponent(uniform_noise(GPT2), LinearAmount()),)
     ),
     "functional": schedule_from_unit_cube(FunctionalSchedule, GPT2, (0.1, 0.6, 0.5)),
 }

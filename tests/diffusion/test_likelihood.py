@@ -10,7 +10,7 @@ from support.exact_denoiser import ExactDenoiser, markov_world
 
 from gidd.diffusion.elbo import elbo_terms, prior_kl, reconstruction
 from gidd.diffusion.likelihood import NelboEstimator, ScoredText, estimate_nelbo
-from gidd.diffusion.likelihood.texts import ScoringBatch, pair_batches
+from gidd.diffusion.likelihood.scoring import ScoringBatch, pair_batches
 from gidd.diffusion.process import marginal_at
 from gidd.diffusion.times import GRIDS, paper_nodes
 from gidd.errors import ConfigError

@@ -11,13 +11,13 @@ from gidd.diffusion.categorical import cut_below, cut_below_max
 from gidd.diffusion.elbo import elbo_weight
 from gidd.diffusion.schedule import MixingSchedule, check
 from gidd.diffusion.schedules import (
-    Component,
     FunctionalSchedule,
     FunctionAmount,
     FunctionCurve,
     HybridSchedule,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     PeakedAmount,
     Polynomial,
@@ -75,19 +75,19 @@ REFUSED = {
         ["alpha", "1 at t = 0 and 0 at t = 1", "0.5", "Rescale"],
     ),
     "pi that sums to 1/2": (
-        lambda: MixtureSchedule(VOCAB, (Component(HALF, LinearAmount()),)),
+        lambda: MixtureSchedule(VOCAB, (MixtureComponent(HALF, LinearAmount()),)),
         ScheduleError,
         ["components[0].noise", "probability distribution", "0.5", "Divide by the sum"],
     ),
     "pi with negative entries": (
         lambda: MixtureSchedule(
-            VOCAB, (Component(HALF - 0.2 + 0.2 * 6 * mask_noise(VOCAB), LinearAmount()),)
+            VOCAB, (MixtureComponent(HALF - 0.2 + 0.2 * 6 * mask_noise(VOCAB), LinearAmount()),)
         ),
         ScheduleError,
         ["components[0].noise", "entries >= 0", "-0.1"],
     ),
     "pi for another vocabulary": (
-        lambda: MixtureSchedule(VOCAB, (Component(torch.ones(4) / 4, LinearAmount()),)),
+        lambda: MixtureSchedule(VOCAB, (MixtureComponent(torch.ones(4) / 4, LinearAmount()),)),
         ScheduleError,
         ["components[0].noise", "5 tokens", "[4]", "Append zeros"],
     ),
@@ -119,8 +119,8 @@ REFUSED = {
         lambda: MixtureSchedule(
             VOCAB,
             (
-                Component(mask_noise(VOCAB), LinearAmount()),
-                Component(uniform_noise(VOCAB), FunctionAmount(lambda t: t * (1 - t) ** 3)),
+                MixtureComponent(mask_noise(VOCAB), LinearAmount()),
+                MixtureComponent(uniform_noise(VOCAB), FunctionAmount(lambda t: t * (1 - t) ** 3)),
             ),
         ),
         ScheduleError,

@@ -48,12 +48,12 @@ def _questions() -> list[Any]:
 
 
 def test_a_continuation_is_what_follows_the_tokens_of_the_context(pipe: Pipeline) -> None:
-    encode = pipe.token_texts.encode
-    found = encode_continuation(pipe.token_texts, "the public ", "affairs")
+    encode = pipe.decoder.encode
+    found = encode_continuation(pipe.decoder, "the public ", "affairs")
     assert list(found.tokens) == encode("the public affairs", "")
     assert found.start == len(encode("the public", ""))  # the space moves to the continuation
-    assert encode_continuation(pipe.token_texts, "", "affairs").start == 0
-    assert encode_continuation(pipe.token_texts, " ", "affairs").start == 0
+    assert encode_continuation(pipe.decoder, "", "affairs").start == 0
+    assert encode_continuation(pipe.decoder, " ", "affairs").start == 0
 
 
 def test_a_continuation_has_a_token_even_if_it_is_merged_with_the_context(pipe: Pipeline) -> None:
@@ -63,10 +63,10 @@ def test_a_continuation_has_a_token_even_if_it_is_merged_with_the_context(pipe: 
         for cut in [len(word) - 1]
         if cut > 0 and len(pipe.tokenizer.encode(word[:cut])) >= len(pipe.tokenizer.encode(word))
     )
-    found = encode_continuation(pipe.token_texts, word[:-1], word[-1])
+    found = encode_continuation(pipe.decoder, word[:-1], word[-1])
     assert found.start == len(found.tokens) - 1
     with pytest.raises(DataError, match="''"):
-        encode_continuation(pipe.token_texts, "the", "")
+        encode_continuation(pipe.decoder, "the", "")
 
 
 def test_windows_score_each_token_once() -> None:
@@ -120,7 +120,7 @@ def test_the_index_of_random_numbers_does_not_depend_on_order() -> None:
 def test_a_log_likelihood_is_minus_the_nelbo_of_the_continuation(pipe: Pipeline) -> None:
     model = GiddLM(pipe, nodes=3, repeats=2)
     ((value, _),) = model.loglikelihood([_request("I embrace", " with great")])
-    tokens, start = encode_continuation(pipe.token_texts, "I embrace", " with great")
+    tokens, start = encode_continuation(pipe.decoder, "I embrace", " with great")
     text = ScoredText(
         torch.tensor(tokens), stable_index(["I embrace"]), torch.arange(len(tokens)) < start
     )
@@ -131,7 +131,7 @@ def test_a_log_likelihood_is_minus_the_nelbo_of_the_continuation(pipe: Pipeline)
 def test_the_rule_of_the_paper_uses_its_grid(pipe: Pipeline) -> None:
     model = GiddLM(pipe, rule="paper", nodes=5)
     ((value, _),) = model.loglikelihood([_request("I embrace", " with great")])
-    tokens = torch.tensor(encode_continuation(pipe.token_texts, "I embrace", " with great").tokens)
+    tokens = torch.tensor(encode_continuation(pipe.decoder, "I embrace", " with great").tokens)
     estimator = pipe.nelbo_estimator(grid="paper", nodes=5)
     expected = estimator.draw([ScoredText(tokens, stable_index(["I embrace"]))], 0)
     assert value == pytest.approx(-float(expected.sum()), abs=1e-4)

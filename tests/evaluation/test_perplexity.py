@@ -303,7 +303,7 @@ def test_prepared_folders_give_their_tokens(pipe, tmp_path):
     prepare([folder], pipe.tokenizer, data, validation=2, tasks=1, quiet=True)
     options = PerplexityOptions(nodes=1)
     stored = evaluate_perplexity(pipe, [str(data)], options)
-    texts = encode_corpus([str(data)], pipe.token_texts)
+    texts = encode_corpus([str(data)], pipe.decoder)
     assert [row["tokens"] for row in stored.rows] == [len(d.tokens) for d in texts.documents]
     assert stored.manifest["num_documents"] == 2
     encoded = write_texts(tmp_path, [pipe.tokenizer.decode(d.tokens) for d in texts.documents])

@@ -11,10 +11,10 @@ from torch import Tensor
 from gidd.diffusion.loss.token_terms import LossTokens, TokenTerms, token_terms
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
-    Component,
     HybridSchedule,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     PeakedAmount,
     UniformSchedule,
@@ -42,8 +42,10 @@ def schedule_of(noise: str, vocab: Vocab) -> MixingSchedule:
             return UniformSchedule(vocab)
         case _:
             zipf = uniform_noise(vocab) / torch.arange(1, vocab.size + 1, dtype=torch.float64)
-            unigram = Component(zipf / zipf.sum(), PeakedAmount(0.2))
-            return MixtureSchedule(vocab, (Component(mask_noise(vocab), LinearAmount()), unigram))
+            unigram = MixtureComponent(zipf / zipf.sum(), PeakedAmount(0.2))
+            return MixtureSchedule(
+                vocab, (MixtureComponent(mask_noise(vocab), LinearAmount()), unigram)
+            )
 
 
 class Problem(NamedTuple):

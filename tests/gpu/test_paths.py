@@ -12,11 +12,11 @@ from support.train_steps import run_step, step_of
 
 from gidd.data.batch import Batch
 from gidd.diffusion.schedules import (
-    Component,
     FirstReleaseSchedule,
     HybridSchedule,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     PeakedAmount,
     UniformSchedule,
@@ -51,8 +51,8 @@ SCHEDULES = {
     "mixture": MixtureSchedule(
         VOCAB,
         (
-            Component(mask_noise(VOCAB), LinearAmount()),
-            Component(UNIGRAM / UNIGRAM.sum(), PeakedAmount(peak=0.2)),
+            MixtureComponent(mask_noise(VOCAB), LinearAmount()),
+            MixtureComponent(UNIGRAM / UNIGRAM.sum(), PeakedAmount(peak=0.2)),
         ),
     ),
 }

@@ -7,7 +7,7 @@ from support.pretended_device import move_to_pretended, pretended_cuda
 from support.pretended_tensor import DeviceError, PretendedTensor
 from torch import Tensor, nn
 
-from gidd.common.devices import define_kernel, has_kernels, kind_of, upload
+from gidd.common.devices import define_kernel, device_type, has_kernels, upload
 
 CUDA = torch.device("cuda:0")
 
@@ -24,7 +24,7 @@ def on_device(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def test_tensors_are_on_cuda_and_have_numbers(counts):
     x = torch.tensor([1.0, 2.0]).to(CUDA)
-    assert x.device == CUDA and kind_of(x) == "cuda" and x.is_cuda
+    assert x.device == CUDA and device_type(x) == "cuda" and x.is_cuda
     assert (2 * x + torch.ones(2, device=CUDA)).tolist() == [3.0, 5.0]
     assert x.cpu().device.type == "cpu" and has_kernels(x) == has_kernels(x + 1)
 

@@ -9,10 +9,10 @@ from gidd.diffusion.loss import fused_cross_entropy, fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedules import (
-    Component,
     HybridSchedule,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     PeakedAmount,
     UniformSchedule,
@@ -34,8 +34,8 @@ SCHEDULES = {
     "unigram": MixtureSchedule(
         VOCAB,
         (
-            Component(mask_noise(VOCAB), LinearAmount()),
-            Component(ZIPF / ZIPF.sum(), PeakedAmount(0.2)),
+            MixtureComponent(mask_noise(VOCAB), LinearAmount()),
+            MixtureComponent(ZIPF / ZIPF.sum(), PeakedAmount(0.2)),
         ),
     ),
 }

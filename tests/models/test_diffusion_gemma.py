@@ -497,7 +497,7 @@ def test_correct_uses_the_posterior_of_the_network(pipe, error_rate):
     z = torch.tensor(pipe.encode(TEXT, "the text"))[None]
     posterior = pipe.denoiser(z, torch.ones(1))[0]  # at t = 1 nothing is converted
     own = posterior.gather(-1, z[0, :, None]).squeeze(-1)
-    writable = ban_unwritten_tokens(pipe.schedule.vocab, pipe.token_texts)(posterior)
+    writable = ban_unwritten_tokens(pipe.schedule.vocab, pipe.decoder)(posterior)
     correction = pipe.correct(TEXT, error_rate=error_rate)
     assert correction.edits and len(correction.text) == len(TEXT)
     for edit in correction.edits:

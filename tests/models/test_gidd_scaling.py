@@ -21,7 +21,7 @@ from gidd.diffusion.elbo import elbo_terms
 from gidd.diffusion.process import posterior
 from gidd.diffusion.weighting import TightWeighting
 from gidd.errors import ConfigError
-from gidd.models.backbones import ScaledConfig, scaled
+from gidd.models.backbones import GiddScalingConfig, scaled
 from gidd.models.backbones.layers import rotation
 from gidd.models.importers.checkpoint import ForeignCheckpoint, Weights
 from gidd.pipeline.precision import in_precision
@@ -110,7 +110,7 @@ def test_with_the_mask_of_a_prompt_the_logits_are_theirs(toy, monkeypatch):
 
 def test_a_long_text_is_computed_in_parts(monkeypatch):
     torch.manual_seed(0)
-    network = ScaledConfig(**SIZES).build().requires_grad_(False)
+    network = GiddScalingConfig(**SIZES).build().requires_grad_(False)
     z, valid = torch.randint(40, (2, 600)), torch.arange(600) < torch.tensor([[600], [301]])
     assert scaled._QUERIES < 300
     in_parts = network.hidden(z, torch.ones(2), valid)
@@ -190,14 +190,14 @@ def test_weights_of_several_types_compute_in_bf16(toy):
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "1", None])
 def test_constants_must_be_positive(name, value):
     with pytest.raises(ConfigError, match=f"{name} must be a number above 0"):
-        ScaledConfig(**SIZES, **{name: value})
+        GiddScalingConfig(**SIZES, **{name: value})
 
 
 def test_sizes_must_fit():
     with pytest.raises(ConfigError, match="num_layers must be an integer of at least 1, got 0"):
-        ScaledConfig(**(SIZES | {"num_layers": 0}))
+        GiddScalingConfig(**(SIZES | {"num_layers": 0}))
     with pytest.raises(ConfigError, match="width must be an even multiple of num_heads = 3"):
-        ScaledConfig(**(SIZES | {"num_heads": 3}))
+        GiddScalingConfig(**(SIZES | {"num_heads": 3}))
 
 
 # ------------------------------------------------------------------------------------------- memory
@@ -280,7 +280,7 @@ def test_a_forward_pass_needs_little_more_than_the_weights(name):
     theirs = ("vocab_size", "num_hidden_layers", "num_attention_heads", "hidden_size")
     values = {ours: config[name] for ours, name in zip(sizes, theirs, strict=True)}
     with torch.device("meta"), torch.no_grad():
-        network = ScaledConfig(max_length=2048, **values).build().bfloat16()
+        network = GiddScalingConfig(max_length=2048, **values).build().bfloat16()
         tracker = MemoryTracker(2048)
         tracker.add("parameters", list(network.parameters()))
         with tracker.track("forward"):
@@ -302,7 +302,9 @@ def test_a_plan_follows_from_the_name(forked_traces, capsys):
     ])  # fmt: skip
     plan = json.loads(capsys.readouterr().out)
     with torch.device("meta"):
-        network = ScaledConfig(vocab_size=512, max_length=9, width=64, num_layers=3, num_heads=4)
+        network = GiddScalingConfig(
+            vocab_size=512, max_length=9, width=64, num_layers=3, num_heads=4
+        )
         count = sum(p.numel() for p in network.build().parameters())
     assert plan["num_parameters"] == count
     assert plan["launching"]["step"]["misaligned_products"] == 0

@@ -15,9 +15,9 @@ from support.reference_layout import export_reference
 
 from gidd.common.files import sha256
 from gidd.diffusion.schedules import (
-    Component,
     HybridSchedule,
     LinearAmount,
+    MixtureComponent,
     MixtureSchedule,
     PeakedAmount,
     mask_noise,
@@ -40,8 +40,8 @@ WEIGHTS, SCHEDULE, RECORD = "model.safetensors", "schedule.safetensors", "gidd.j
 MIXTURE = MixtureSchedule(
     VOCAB,
     (
-        Component(mask_noise(VOCAB), LinearAmount()),
-        Component(uniform_noise(VOCAB), PeakedAmount(0.2)),
+        MixtureComponent(mask_noise(VOCAB), LinearAmount()),
+        MixtureComponent(uniform_noise(VOCAB), PeakedAmount(0.2)),
     ),
 )
 LARGE = 10**10
@@ -333,7 +333,7 @@ def test_noise_of_another_shape_or_type_is_refused(ours):
 
 
 def test_noise_of_too_many_components_is_not_saved(tmp_path):
-    many = MixtureSchedule(VOCAB, (Component(mask_noise(VOCAB), LinearAmount(1 / 17)),) * 17)
+    many = MixtureSchedule(VOCAB, (MixtureComponent(mask_noise(VOCAB), LinearAmount(1 / 17)),) * 17)
     with pytest.raises(ConfigError, match="at most 16 components, got 17"):
         save(tmp_path, small_denoiser(), many)
 

@@ -17,7 +17,6 @@ import gidd
 from gidd.cli import main
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
-    Component,
     Cosine,
     FirstReleaseSchedule,
     FunctionalSchedule,
@@ -26,6 +25,7 @@ from gidd.diffusion.schedules import (
     HybridSchedule,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     PeakedAmount,
     Polynomial,
@@ -78,9 +78,9 @@ SCHEDULES: list[MixingSchedule] = [
     MixtureSchedule(
         VOCAB,
         (
-            Component(mask_noise(VOCAB), LinearAmount(0.75)),
-            Component(uniform_noise(VOCAB), LinearAmount(0.25)),
-            Component(ZIPF / ZIPF.sum(), PeakedAmount(0.2, 0.7)),
+            MixtureComponent(mask_noise(VOCAB), LinearAmount(0.75)),
+            MixtureComponent(uniform_noise(VOCAB), LinearAmount(0.25)),
+            MixtureComponent(ZIPF / ZIPF.sum(), PeakedAmount(0.2, 0.7)),
         ),
     ),
 ]
@@ -145,7 +145,7 @@ UNSAVABLE = {
     ),
     "FunctionCurve": MaskedSchedule(VOCAB, FunctionCurve(lambda t: 1 - t)),
     "FunctionAmount": MixtureSchedule(
-        VOCAB, (Component(mask_noise(VOCAB), FunctionAmount(lambda t: t)),)
+        VOCAB, (MixtureComponent(mask_noise(VOCAB), FunctionAmount(lambda t: t)),)
     ),
 }
 

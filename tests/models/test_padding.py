@@ -13,7 +13,7 @@ from gidd.models.backbones.bidirectional import BidirectionalConfig
 from gidd.models.backbones.dit_config import DiTConfig, TimeMappedConfig
 from gidd.models.backbones.hf_config import CAUSAL, FAMILIES
 from gidd.models.backbones.layers import LocalMixing
-from gidd.models.backbones.scaled import ScaledConfig
+from gidd.models.backbones.scaled import GiddScalingConfig
 from gidd.models.denoiser import Denoiser
 from gidd.models.lora import LoraConfig, add_lora
 from gidd.pipeline.precision import in_precision
@@ -51,7 +51,7 @@ def bidirectional(**options):
 
 
 def scaled():
-    return randomised(ScaledConfig(**SIZES, num_heads=4).build())
+    return randomised(GiddScalingConfig(**SIZES, num_heads=4).build())
 
 
 def hf(family, fields=None, **options):

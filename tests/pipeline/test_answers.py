@@ -90,7 +90,7 @@ def test_special_tokens_are_not_written_inside_an_answer(likely):
     generated = answer.generation.trace.tokens[-40:]
     assert banned not in generated and tokenizer.vocab.mask_id not in generated
     prompt = render_prompt(tokenizer, HELLO)
-    text = pipe.token_texts(answer.generation.trace.tokens)
+    text = pipe.decoder(answer.generation.trace.tokens)
     assert "".join(text).startswith(prompt)
 
 
@@ -103,7 +103,7 @@ def test_an_answer_ends_as_in_the_template(end):
         answer = pipe.chat(HELLO, max_tokens=40, steps=4, seed=seed)
         generated = answer.generation.trace.tokens[-40:]
         kept = generated[: generated.index(end_id)]
-        assert answer.text == "".join(pipe.token_texts(kept)).strip() and end not in answer.text
+        assert answer.text == "".join(pipe.decoder(kept)).strip() and end not in answer.text
         lengths.add(len(kept))
     assert len(lengths) > 1
 
@@ -124,7 +124,7 @@ def test_an_end_that_is_no_special_token_is_a_stop_string():
     assert answer_end_of(pipe.tokenizer).strings == (";;",)
     assert answer_end_of(chat_pipe().tokenizer, ["x"]).strings == ("x",)
     answer = pipe.chat(HELLO, max_tokens=60, steps=2)
-    generated = "".join(pipe.token_texts(answer.generation.trace.tokens[-60:]))
+    generated = "".join(pipe.decoder(answer.generation.trace.tokens[-60:]))
     assert ";;" in generated and answer.text == generated.partition(";;")[0].strip()
     letter = answer.text.strip()[2]
     shorter = pipe.chat(HELLO, max_tokens=60, steps=2, stop=[letter])

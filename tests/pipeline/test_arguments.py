@@ -182,7 +182,7 @@ def changed_in_given(pipe: Pipeline, sample, method: str, text) -> tuple[bool, b
     changes = result.replacements if method == "self_correct" else result.changes
     changed = {i for c in changes for i in range(c.start, c.start + max(1, len(c.old)))}
     ends, given = 0, set()
-    for token, kept in zip(pipe.token_texts(sample.tokens), sample.trace.protected, strict=False):
+    for token, kept in zip(pipe.decoder(sample.tokens), sample.trace.protected, strict=False):
         given |= set(range(ends, ends + len(token))) if kept else set()
         ends += len(token)
     return bool(changed & given), bool(changed)

@@ -6,7 +6,12 @@ import torch
 from gidd.data.tokenizers import character_level
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.models import Denoiser
-from gidd.models.backbones import BidirectionalConfig, DiTConfig, ScaledConfig, TimeMappedConfig
+from gidd.models.backbones import (
+    BidirectionalConfig,
+    DiTConfig,
+    GiddScalingConfig,
+    TimeMappedConfig,
+)
 from gidd.pipeline import Pipeline
 
 TOKENIZER = character_level("abcdefgh")
@@ -16,7 +21,7 @@ WITHOUT_TIME = {
     "bidirectional": BidirectionalConfig(
         **SIZES, num_kv_heads=2, mlp_width=16, rotary_base=10_000.0, norm_eps=1e-6
     ),
-    "scaled": ScaledConfig(**SIZES),
+    "scaled": GiddScalingConfig(**SIZES),
     "time is always 0": TimeMappedConfig(**SIZES, time_width=8, time="zero"),
 }
 

@@ -30,7 +30,7 @@ def pipe(folder):
 
 @pytest.mark.slow
 def test_the_noise_level_of_a_text(pipe):
-    given = pipe.token_texts.encode_with_offsets(TEXT, "it")
+    given = pipe.decoder.encode_with_offsets(TEXT, "it")
     cut = TextWindows(given.tokens, given.fixed, CONTEXT)
     seen = []
     found = pipe.noise_level(TEXT, on_forward_passes=lambda *counts: seen.append(counts))

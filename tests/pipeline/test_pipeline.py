@@ -166,13 +166,13 @@ def test_blanks_are_filled_and_the_rest_is_kept(pipe):
 
 
 def test_token_texts_are_exact_on_any_text(pipe):
-    tokens = pipe.token_texts.encode(UNICODE, "it")
-    token_texts = pipe.token_texts(tokens)
-    assert "".join(token_texts) == UNICODE
-    assert "🙂" in "".join(token_texts)
-    assert "🙂🙂" not in token_texts  # each character goes to its own tokens
-    token_texts = pipe.token_texts(pipe.tokenizer.encode("🙂🙂"))
-    assert [p for p in token_texts if p] == ["🙂", "🙂"]
+    tokens = pipe.decoder.encode(UNICODE, "it")
+    decoder = pipe.decoder(tokens)
+    assert "".join(decoder) == UNICODE
+    assert "🙂" in "".join(decoder)
+    assert "🙂🙂" not in decoder  # each character goes to its own tokens
+    decoder = pipe.decoder(pipe.tokenizer.encode("🙂🙂"))
+    assert [p for p in decoder if p] == ["🙂", "🙂"]
 
 
 @pytest.mark.slow
@@ -223,12 +223,12 @@ def test_many_protected_spans_and_strange_text_take_linear_time(pipe):
     began = time.process_time()
     text = TEXT.replace("\n", " ") * 40
     spans = [(i, i + 1) for i in range(0, len(text), 3)]
-    given = pipe.token_texts.encode_with_offsets(text, "the text")
+    given = pipe.decoder.encode_with_offsets(text, "the text")
     fixed = protected_tokens(given, spans)
     empty = protected_tokens(given, [(i, i) for i in range(len(text))])
     assert any(fixed) and not any(empty)
     strange = "\ufffd" + "我" * 5000
-    assert "".join(pipe.token_texts(pipe.tokenizer.encode(strange))) == strange
+    assert "".join(pipe.decoder(pipe.tokenizer.encode(strange))) == strange
     assert time.process_time() - began < 5
 
 
@@ -246,7 +246,7 @@ def test_correction_preserves_lines(pipe):
     correction = pipe.self_correct(text, forward_passes=20, tokens_per_step=4, temperature=1.0)
     assert len(correction.replacements) > 5
     assert layout.findall(correction.text) == layout.findall(text)
-    texts = pipe.token_texts(correction.tokens)
+    texts = pipe.decoder(correction.tokens)
     for text, confidence in zip(texts, correction.confidence, strict=True):
         assert confidence == 1 if layout.search(text) or not text else confidence < 1
 
@@ -334,7 +334,7 @@ def test_manifests_describe_how_to_reproduce(pipe):
         result.forward_passes,
     )
     corrected = pipe.self_correct("Peace", forward_passes=2, score="gain").manifest
-    assert corrected["plan"][0]["score"] == "gain"
+    assert corrected["plan"][0]["score"] == "rank_by_ratio"
     assert "unbiased" in pipe.score("Peace", nodes=1, repeats=2).manifest["estimator"]
 
 
@@ -490,7 +490,7 @@ def test_long_texts_are_encoded_one_after_the_other(pipe, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode_batch", counted)
     text = "We are a nation of laws. " * 2500
     with ThreadPoolExecutor(4) as threads:
-        encoded = [threads.submit(pipe.token_texts.encode, text, "the text") for _ in range(4)]
+        encoded = [threads.submit(pipe.decoder.encode, text, "the text") for _ in range(4)]
         assert all(len(one.result()) == len(encoded[0].result()) for one in encoded)
     assert max(most) == 1
 
@@ -500,7 +500,7 @@ def test_a_text_is_encoded_without_the_lock_of_the_interpreter(pipe, monkeypatch
     """Only `encode_batch` of the tokenizers library releases it."""
     expected = pipe.tokenizer.encode(text)
     monkeypatch.setattr(Tokenizer, "encode", None)
-    assert pipe.token_texts.encode(text, "the text") == expected
+    assert pipe.decoder.encode(text, "the text") == expected
 
 
 @pytest.mark.parametrize("end", ["late", "cancelled"])
@@ -510,8 +510,8 @@ def test_a_long_text_waits_for_its_turn_within_the_limits_of_its_call(pipe, end)
         with Budget(seconds=1e-9 if end == "late" else None) as budget, pytest.raises(error):
             if end == "cancelled":
                 budget.cancel()
-            pipe.token_texts.encode("a " * 50_000, "the text")
-        assert pipe.token_texts.encode("Peace", "the text")
+            pipe.decoder.encode("a " * 50_000, "the text")
+        assert pipe.decoder.encode("Peace", "the text")
 
 
 @pytest.mark.slow

@@ -51,8 +51,8 @@ def test_a_text_ends_before_the_first_stop_string(pipe, seed):
     assert cut.text == PROMPT + generated[:place] and cut.filled == (generated[:place],)
     assert cut.tokens == whole.tokens[: len(cut.tokens)] and len(cut.confidence) == len(cut.tokens)
     # the tokens end before the one in which the stop string begins
-    assert cut.text.startswith("".join(pipe.token_texts(cut.tokens)))
-    longer = "".join(pipe.token_texts(whole.tokens)[: len(cut.tokens) + 1])
+    assert cut.text.startswith("".join(pipe.decoder(cut.tokens)))
+    longer = "".join(pipe.decoder(whole.tokens)[: len(cut.tokens) + 1])
     assert len(longer) > len(cut.text)
     assert cut.trace == whole.trace and cut.forward_passes == whole.forward_passes
     assert cut.manifest["stop_strings"] == ["never!", stop]

@@ -65,7 +65,7 @@ def test_a_network_trains_shards_saves_loads_samples_and_corrects(name, steps, d
     assert type(pipe.denoiser.backbone.config).__name__ in (
         "BidirectionalLMConfig",
         "MaskedLMConfig",
-        "ScaledConfig",
+        "GiddScalingConfig",
     )
     (sample,) = pipe.generate(length=12, steps=4)
     assert len(sample.tokens) <= 12

@@ -25,10 +25,10 @@ from gidd.data.corpora.formats import find_documents
 from gidd.data.manifest import DataManifest
 from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion import (
-    Component,
     HybridSchedule,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     TightWeighting,
     mask_noise,
@@ -170,7 +170,7 @@ def test_the_returned_pipeline_is_the_exported_model(data, tmp_path):
     assert ours.times == theirs.times == (0.01, 0.99)
     assert ours.source["steps"] == theirs.source["steps"] == 3
     names = vars(ours).keys() - {"source", "denoiser", "session", "network", "_network"}
-    names -= {"tokenizer", "token_texts"}
+    names -= {"tokenizer", "decoder"}
     assert {name: getattr(ours, name) for name in names} == {
         name: getattr(theirs, name) for name in names
     }
@@ -255,7 +255,7 @@ def test_own_noise_that_names_tokens_trains_by_its_name_with_weights_that_fit(da
 
 
 def test_a_mixture_trains_and_is_saved_with_its_distributions(data, vocab, tmp_path):
-    schedule = MixtureSchedule(vocab, (Component(mask_noise(vocab), LinearAmount()),))
+    schedule = MixtureSchedule(vocab, (MixtureComponent(mask_noise(vocab), LinearAmount()),))
     pipe = train(tmp_path, data, schedule=schedule, weighting="tight")
     pipe.save(tmp_path / "model")
     loaded = gidd.from_pretrained(tmp_path / "model", device="cpu").schedule

@@ -19,7 +19,7 @@ FILES = Path(gidd.sampling.__file__).parent
 NAMES = {
     "steps/ancestral.py": ["FROM_X_THETA", "redraw_probability", "ancestral", "reverse_step"],
     "correctors/gibbs.py": ["top_spaced"],
-    "correctors/self_correction.py": ["Proposal", "likelihood", "SelfCorrectionStep"],
+    "correctors/self_correction.py": ["Proposal", "rank_by_probability", "SelfCorrectionStep"],
 }
 
 

@@ -15,8 +15,8 @@ from gidd.sampling import (
     SelfCorrectionStep,
     Session,
     corrector_plan,
-    gain,
-    likelihood,
+    rank_by_probability,
+    rank_by_ratio,
 )
 from gidd.sampling.predict import scaled_log_odds
 from gidd.vocab import Vocab
@@ -96,7 +96,8 @@ def test_it_is_algorithm_1(tau, t):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("tau", "score", "num_tokens"), few([0.0, 0.3, 2.0], [likelihood, gain], [1, 4], every=5)
+    ("tau", "score", "num_tokens"),
+    few([0.0, 0.3, 2.0], [rank_by_probability, rank_by_ratio], [1, 4], every=5),
 )
 def test_self_accuracy_never_falls(tau, score, num_tokens):
     """The best state is returned, whichever changes were committed."""
@@ -142,7 +143,7 @@ def test_gain_prefers_the_largest_ratio():
     network = FunctionNetwork(lambda z, t: rows.expand(len(z), -1, -1))
     session = Session(network, HybridSchedule(vocab, 0.2))
     first = {}
-    for score in (likelihood, gain):
+    for score in (rank_by_probability, rank_by_ratio):
         corrector = SelfCorrectionStep(temperature=0.0, score=score)
         request = Request(
             tokens=(1, 0), plan=corrector_plan(corrector, 5), protected=(False, False)
@@ -150,7 +151,7 @@ def test_gain_prefers_the_largest_ratio():
         (sample,) = session.sample([request])
         first[score] = sample.edits[0].position
         assert sample.tokens == (0, 1)
-    assert first == {likelihood: 0, gain: 1}
+    assert first == {rank_by_probability: 0, rank_by_ratio: 1}
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.01, 0.1, 0.4])

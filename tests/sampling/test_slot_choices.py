@@ -16,7 +16,7 @@ from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSche
 from gidd.diffusion.times import even_times
 from gidd.errors import ConfigError, DataError
 from gidd.sampling import (
-    Choices,
+    AllowedTexts,
     Confidence,
     Gibbs,
     Greedy,
@@ -57,8 +57,8 @@ STEPS = {
     "psi": Psi(renoise=0.5),
     "renoise": Renoise(entropy_bound=2.0),
 }
-SLOT = Choices(2, ((1, 2, 3), (1, 5, 6), (7, 2, 6), (8, 9, 10)))
-OTHER = Choices(7, ((4,), (11,)))
+SLOT = AllowedTexts(2, ((1, 2, 3), (1, 5, 6), (7, 2, 6), (8, 9, 10)))
+OTHER = AllowedTexts(7, ((4,), (11,)))
 TOKENS = (5, 6, None, None, None, 7, None, None)
 
 
@@ -93,7 +93,7 @@ def test_a_step_reads_the_slots_of_its_own_requests_only():
     """Requests of other steps share the pass: forward passes are those of each request alone."""
     session, rng = Session(MODEL, NOISES["hybrid"], batch_size=4), random.Random(7)
     steps = [step for step in STEPS.values() if is_defined(step, NOISES["hybrid"])]
-    slot, requests = Choices(2, ((1,), (5,), (9,))), list[Request]()
+    slot, requests = AllowedTexts(2, ((1,), (5,), (9,))), list[Request]()
     for seed in range(60):
         step = rng.choice(steps)
         plan = sampling_plan(even_times(rng.randint(1, 8)), step)
@@ -163,7 +163,7 @@ def test_frequencies_of_one_token_are_those_of_the_source(schedule, steps):
     """Exact for any noise and number of steps."""
     world = SmallWorld(SOURCE, schedule, length=1)
     plan = sampling_plan(even_times(steps))
-    request = Request(tokens=(None,), plan=plan, choices=(Choices(0, ((2,), (0,))),))
+    request = Request(tokens=(None,), plan=plan, choices=(AllowedTexts(0, ((2,), (0,))),))
     noisy = torch.tensor([[0]]), torch.tensor([0.5], dtype=torch.float64)
     p = tabulated(world).x_theta(*noisy)[0, 0]
     assert chi_square_p(frequencies(world, request), torch.stack([p[2], p[0]])) > 0.01
@@ -179,7 +179,9 @@ def test_a_choice_of_all_tokens_is_the_reverse_chain(schedule):
     source = MarkovSource(uniform, 0.05 + 0.85 * same)
     world, times = SmallWorld(source, schedule, length=2), even_times(5)
     options = tuple((v,) for v in range(3))
-    request = Request(tokens=blanks(2), plan=sampling_plan(times), choices=(Choices(0, options),))
+    request = Request(
+        tokens=blanks(2), plan=sampling_plan(times), choices=(AllowedTexts(0, options),)
+    )
     p = prior(schedule, times)
     chain = p[world.noisy].prod(-1)
     for t, s in pairwise(times):
@@ -200,7 +202,7 @@ def test_frequencies_given_other_tokens(step):
     """Under masking noise, given tokens condition exactly."""
     world = SmallWorld(SOURCE, MaskedSchedule(SMALL), length=3)
     plan = sampling_plan(even_times(4), step)
-    request = Request(tokens=(0, None, 1), plan=plan, choices=(Choices(1, ((0,), (1,))),))
+    request = Request(tokens=(0, None, 1), plan=plan, choices=(AllowedTexts(1, ((0,), (1,))),))
     noisy = torch.tensor([[0, 3, 1]]), torch.tensor([0.5], dtype=torch.float64)
     p = tabulated(world).x_theta(*noisy)[0, 1]
     assert chi_square_p(frequencies(world, request), p[:2]) > 0.01
@@ -211,7 +213,7 @@ def test_frequencies_in_one_step_are_the_product_of_x_theta():
     world = SmallWorld(SOURCE, MaskedSchedule(SMALL), length=3)
     options = ((0, 1, 2), (2, 2, 0), (1, 1, 1))
     plan = sampling_plan(even_times(1))
-    request = Request(tokens=blanks(3), plan=plan, choices=(Choices(0, options),))
+    request = Request(tokens=blanks(3), plan=plan, choices=(AllowedTexts(0, options),))
     x = tabulated(world).x_theta(torch.full((1, 3), 3), torch.ones(1, dtype=torch.float64))[0]
     p = torch.stack([x[range(3), option].prod() for option in torch.tensor(options)])
     assert chi_square_p(frequencies(world, request), p) > 0.01
@@ -226,7 +228,7 @@ def test_samples_are_the_same_alone_and_in_any_batch(batch_size):
         if index % 2:
             num = rng.randint(1, 4)
             slot = [tuple(rng.choices(range(16), k=num)) for _ in range(rng.randint(1, 5))]
-            choices = (Choices(len(request.tokens), tuple(dict.fromkeys(slot))),)
+            choices = (AllowedTexts(len(request.tokens), tuple(dict.fromkeys(slot))),)
             tokens, plan = request.tokens + (None,) * num, sampling_plan(even_times(4))
             request = replace(request, tokens=tokens, protected=None, choices=choices, plan=plan)
         requests.append(request)
@@ -250,17 +252,17 @@ def test_choices_take_no_forward_passes():
 @pytest.mark.parametrize(
     "choices, error, match",
     [
-        ([Choices(2, ())], ConfigError, "got 0 options"),
-        ([Choices(2, ((1, 2), (1, 3, 4)))], ConfigError, r"got 2 options of \[2, 3\] tokens"),
-        ([Choices(2, ((1,), (1,)))], ConfigError, "must be different"),
-        ([Choices(2, ((),))], ConfigError, r"of \[0\] tokens"),
-        ([Choices(1, ((1, 2),))], ConfigError, "2 tokens must be at .*blanks.*start 1"),
-        ([Choices(7, ((1, 2),))], ConfigError, "blanks.*start 7"),
-        ([Choices(-1, ((1,),))], ConfigError, "blanks.*start -1"),
-        ([SLOT, Choices(4, ((1,),))], ConfigError, "another choice, got start 4"),
-        ([Choices(2, ((16,),))], ConfigError, "mask token, 16"),
-        ([Choices(2, ((17,),))], DataError, r"got \[17\]"),
-        ([SLOT.options], ConfigError, "request.choices must be a tuple of Choices"),
+        ([AllowedTexts(2, ())], ConfigError, "got 0 options"),
+        ([AllowedTexts(2, ((1, 2), (1, 3, 4)))], ConfigError, r"got 2 options of \[2, 3\] tokens"),
+        ([AllowedTexts(2, ((1,), (1,)))], ConfigError, "must be different"),
+        ([AllowedTexts(2, ((),))], ConfigError, r"of \[0\] tokens"),
+        ([AllowedTexts(1, ((1, 2),))], ConfigError, "2 tokens must be at .*blanks.*start 1"),
+        ([AllowedTexts(7, ((1, 2),))], ConfigError, "blanks.*start 7"),
+        ([AllowedTexts(-1, ((1,),))], ConfigError, "blanks.*start -1"),
+        ([SLOT, AllowedTexts(4, ((1,),))], ConfigError, "another choice, got start 4"),
+        ([AllowedTexts(2, ((16,),))], ConfigError, "mask token, 16"),
+        ([AllowedTexts(2, ((17,),))], DataError, r"got \[17\]"),
+        ([SLOT.options], ConfigError, "request.choices must be a tuple of AllowedTexts"),
     ],
 )
 def test_wrong_choices_are_refused(choices, error, match):

@@ -28,7 +28,7 @@ from gidd.sampling import (
     Threshold,
     ancestral,
     corrector_plan,
-    gain,
+    rank_by_ratio,
     sampling_plan,
 )
 from gidd.vocab import Vocab
@@ -60,7 +60,7 @@ STEPS = {
         {"patience": 3},
         {"num_tokens": 2},
         {"distance": 2},
-        {"score": gain},
+        {"score": rank_by_ratio},
     ],
     PosteriorCorrection: [
         {},
@@ -116,7 +116,11 @@ def test_plans_are_equal_if_their_steps_are():
         (SelfCorrectionStep, {"patience": 0}, "patience .*at least 1.*got 0. The paper"),
         (SelfCorrectionStep, {"num_tokens": 0}, "num_tokens .*at least 1.*got 0. The paper"),
         (SelfCorrectionStep, {"distance": 0}, "distance .*at least 1.*got 0"),
-        (SelfCorrectionStep, {"score": "gain"}, "score .*a function.*got 'gain'. Use likelihood"),
+        (
+            SelfCorrectionStep,
+            {"score": "gain"},
+            "score .*a function.*got 'gain'. Use rank_by_probability",
+        ),
         (PosteriorCorrection, {"error_rate": 1.0}, r"error_rate .*in \[0, 1\), got 1.0"),
         (PosteriorCorrection, {"error_rate": "1"}, "error_rate .*a number.*got '1'"),
         (PosteriorCorrection, {"min_confidence": -1}, r"min_confidence .*in \[0, 1\], got -1. It"),
@@ -213,13 +217,13 @@ def test_manifests_have_the_options_of_steps():
 
     assert described(ancestral) == {"step": "ancestral"}
     assert described(Threshold(fill=0.5)) == {"step": "threshold", "fill": 0.5, "replace": 0.9}
-    assert described(SelfCorrectionStep(score=gain)) == {
+    assert described(SelfCorrectionStep(score=rank_by_ratio)) == {
         "step": "self_correction",
         "temperature": 0.1,
         "patience": 32,
         "num_tokens": 1,
         "distance": 1,
-        "score": "gain",
+        "score": "rank_by_ratio",
     }
     assert described(partial(own_function, width=2)) == {"step": "own_function", "width": 2}
     table = described(partial(own_function, width=torch.eye(5)))

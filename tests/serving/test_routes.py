@@ -80,7 +80,7 @@ def test_several_prompts_have_samples_of_their_own(post, pipelines):
 @pytest.mark.parametrize("stream", [False, True])
 def test_tokens_are_encoded_beside_the_event_loop(post, service, pipelines, monkeypatch, stream):
     """Checking 100,000 tokens takes a second, in which other requests are answered."""
-    decoder, threads = pipelines["hybrid"].token_texts, set()
+    decoder, threads = pipelines["hybrid"].decoder, set()
     encode = type(decoder).encode
 
     def encode_and_note(self, text, what):

@@ -13,7 +13,7 @@ from gidd.errors import ConfigError, LimitReached, Overloaded
 from gidd.pipeline import Pipeline
 from gidd.sampling import Request, ancestral, blanks, sampling_plan
 from gidd.serving import Worker, WorkerOptions
-from gidd.serving.texts import frame_emitter
+from gidd.serving.endpoints import frame_emitter
 from gidd.serving.worker import Cancelled
 
 

@@ -29,8 +29,8 @@ from gidd.sampling import (
     ancestral,
     ban,
     corrector_plan,
-    gain,
     posterior_sampling_plan,
+    rank_by_ratio,
     sampling_plan,
 )
 from gidd.sampling.correctors import COMPONENTS as CORRECTORS
@@ -55,7 +55,7 @@ FIXERS = {
     "posterior": [PosteriorCorrection(), PosteriorCorrection(error_rate=0.3, min_confidence=0.1)],
     "self_correction": [
         SelfCorrectionStep(),
-        SelfCorrectionStep(temperature=0.5, patience=2, num_tokens=3, score=gain),
+        SelfCorrectionStep(temperature=0.5, patience=2, num_tokens=3, score=rank_by_ratio),
     ],
 }
 assert set(SAMPLERS) == {*STEPS, "ancestral_reference"}, "a step has no requests"

@@ -13,7 +13,6 @@ from torch import Tensor
 from gidd.common.config.registry import builtin_components
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import (
-    Component,
     Cosine,
     Curve,
     FirstReleaseSchedule,
@@ -24,6 +23,7 @@ from gidd.diffusion.schedules import (
     Linear,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     PeakedAmount,
     Polynomial,
@@ -72,9 +72,9 @@ def mixture(vocab: Vocab, u: Sequence[float]) -> MixtureSchedule:
     zipf = uniform_noise(vocab) / rank
     main = uniform_noise(vocab) if vocab.mask_id is None else mask_noise(vocab)
     components = (
-        Component(main, LinearAmount()),
-        Component(uniform_noise(vocab), PeakedAmount(0.8 * u[0], 0.2 + 1.8 * u[1])),
-        Component(zipf / zipf.sum(), FunctionAmount(lambda t: u[2] * t.square())),
+        MixtureComponent(main, LinearAmount()),
+        MixtureComponent(uniform_noise(vocab), PeakedAmount(0.8 * u[0], 0.2 + 1.8 * u[1])),
+        MixtureComponent(zipf / zipf.sum(), FunctionAmount(lambda t: u[2] * t.square())),
     )
     return MixtureSchedule(vocab, components)
 

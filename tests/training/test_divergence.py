@@ -13,7 +13,7 @@ from gidd.data.batch import Batch
 from gidd.errors import TrainingDiverged
 from gidd.training import loop
 from gidd.training.build import build_state
-from gidd.training.objectives import nelbo
+from gidd.training.objectives import nelbo_objective
 from gidd.training.parallel import DDP, FSDP
 from gidd.training.world import open_world
 from gidd.vocab import Vocab
@@ -43,7 +43,7 @@ def objective_with(kind):
     """The objective with a bad loss, or a bad gradient of a good loss, in one step."""
 
     def objective(denoiser, noisy):
-        found = nelbo(denoiser, noisy)
+        found = nelbo_objective(denoiser, noisy)
         if noisy.step != BAD_STEP or kind == "good":
             return found
         loss = found.loss * torch.nan if kind == "loss" else InfiniteGradient.apply(found.loss)
@@ -113,7 +113,7 @@ def test_a_step_that_is_bad_on_one_rank_is_bad_on_all(parallel):
 def test_a_run_that_diverges_saves_nothing_after_it(save_every, saved, data, tmp_path, monkeypatch):
     """With nothing to report or save, the run has begun another step when it learns of it."""
     run = tiny_run(data, steps=8, save_every=save_every, report_every=100)
-    monkeypatch.setattr("gidd.training.objectives.nelbo", objective_with("loss"))
+    monkeypatch.setattr("gidd.training.objectives.nelbo_objective", objective_with("loss"))
     with pytest.raises(TrainingDiverged, match=rf"^step {BAD_STEP}: the loss is nan"):
         train_here(run, tmp_path)
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))

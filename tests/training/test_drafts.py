@@ -22,7 +22,7 @@ from gidd.training.build import build_step
 from gidd.training.config import Diffusion
 from gidd.training.metrics import NAMES, summary
 from gidd.training.objective import predict
-from gidd.training.objectives import Drafts, nelbo
+from gidd.training.objectives import Drafts, nelbo_objective
 from gidd.vocab import Vocab
 
 VOCAB = Vocab(40, mask_id=39)
@@ -102,7 +102,7 @@ def test_the_draft_has_no_gradient():
     _, ours = sums_and_gradients(step, batch_of())
 
     def of_constants(denoiser, noisy):
-        return nelbo(denoiser, replace(noisy, z=found.z))
+        return nelbo_objective(denoiser, replace(noisy, z=found.z))
 
     _, constant = sums_and_gradients(step._replace(objective=of_constants), batch_of())
     assert all(torch.equal(a, b) for a, b in zip(ours, constant, strict=True))

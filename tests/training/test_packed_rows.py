@@ -22,7 +22,7 @@ from gidd.diffusion.weighting import TightWeighting
 from gidd.errors import ConfigError
 from gidd.models.backbones.bidirectional import BidirectionalConfig
 from gidd.models.backbones.dit_config import DiTConfig
-from gidd.models.backbones.scaled import ScaledConfig
+from gidd.models.backbones.scaled import GiddScalingConfig
 from gidd.models.denoiser import Denoiser
 from gidd.runs.data import loader_config
 from gidd.training.build import GivenComponents, build_step
@@ -172,7 +172,7 @@ def hf():
 REFUSED = {
     "mixing": lambda: DiTConfig(**SIZES, num_heads=4, mixing_width=3).build(),
     "shifted": shifted,
-    "scaled": lambda: ScaledConfig(**SIZES, num_heads=4).build(),  # one key has no position
+    "scaled": lambda: GiddScalingConfig(**SIZES, num_heads=4).build(),  # one key has no position
     "hf": hf,
 }
 

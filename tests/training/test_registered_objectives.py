@@ -21,7 +21,7 @@ from gidd.training.build import build_step
 from gidd.training.config import Diffusion
 from gidd.training.metrics import NAMES, summary
 from gidd.training.objective import predict
-from gidd.training.objectives import nelbo
+from gidd.training.objectives import nelbo_objective
 from gidd.training.parallel import DDP, FSDP
 from gidd.training.recorded import run_from_plain
 from gidd.vocab import Vocab
@@ -41,7 +41,7 @@ class OwnDraft:
         if noisy.fixed is not None:
             chosen &= ~noisy.fixed
         z = torch.where(chosen, predict(denoiser, noisy), noisy.z)
-        return nelbo(denoiser, replace(noisy, z=z))
+        return nelbo_objective(denoiser, replace(noisy, z=z))
 
 
 def cross_entropy(denoiser, noisy):

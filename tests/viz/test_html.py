@@ -35,7 +35,7 @@ STATES = [
 VOID = {"meta", "link", "input", "br"}
 
 
-def token_texts(tokens):
+def decoder(tokens):
     return [HOSTILE[token] if token != MASK else "[MASK]" for token in tokens]
 
 
@@ -54,7 +54,7 @@ def bytes_of_a_character(tokens):
     return texts
 
 
-def write(path: Path, *, kind="sample", num=1, states=STATES, token_texts=token_texts) -> str:
+def write(path: Path, *, kind="sample", num=1, states=STATES, decoder=decoder) -> str:
     steps = [*["ancestral"] * (len(states) - 1), "end"]
     replays = [
         Replay(
@@ -67,7 +67,7 @@ def write(path: Path, *, kind="sample", num=1, states=STATES, token_texts=token_
     write_page(
         path,
         replays,
-        token_texts,
+        decoder,
         MASK,
         kind=kind,
         title=HOSTILE[0],
@@ -134,7 +134,7 @@ def test_pages_without_frames_are_refused(tmp_path):
         write_page(
             tmp_path / "page.html",
             [Replay("", [], [])],
-            token_texts,
+            decoder,
             MASK,
             kind="sample",
             title="",
@@ -242,7 +242,7 @@ def test_a_browser_counts_tokens_and_not_their_texts(opened):
         [2, 0, 3, 2, 2],
         [2, 0, 1, 2, 3],
     ]
-    page = opened(kind="correct", states=states, token_texts=bytes_of_a_character)
+    page = opened(kind="correct", states=states, decoder=bytes_of_a_character)
     assert page.text_content("#count") == "3"
     assert page.locator("#events li").all_text_contents() == [
         "step 3 b 50%",

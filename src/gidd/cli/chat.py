@@ -116,7 +116,7 @@ class Conversation:
         from gidd.pipeline.text import end_of_text
         from gidd.viz.terminal import AnswerView
 
-        view = AnswerView(console, self.pipe.token_texts, self.pipe.schedule.vocab.mask_id)
+        view = AnswerView(console, self.pipe.decoder, self.pipe.schedule.vocab.mask_id)
         try:
             with view:
                 answer = self.ask(before, message, view)

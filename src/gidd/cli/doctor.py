@@ -66,9 +66,9 @@ def _version(name: str) -> str | None:
 def _device() -> Iterator[str]:
     import torch
 
-    from gidd.common.devices import choose, has_bf16
+    from gidd.common.devices import has_bf16, resolve_device
 
-    device = choose(None)
+    device = resolve_device(None)
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     yield f"device: {device.type} ({name})"
     yield f"precision of training: {'bf16' if has_bf16(device) else 'float32'}"
@@ -87,12 +87,12 @@ def _speed() -> Iterator[str]:
     import torch
 
     import gidd
-    from gidd.common.devices import choose
+    from gidd.common.devices import resolve_device
     from gidd.diffusion.schedules import HybridSchedule
     from gidd.models import SIZES, Denoiser, DiT
     from gidd.runs.presets import PRESETS
 
-    device, vocab = choose(None), gidd.Vocab(_TOKENS, mask_id=_TOKENS - 1)
+    device, vocab = resolve_device(None), gidd.Vocab(_TOKENS, mask_id=_TOKENS - 1)
     model = Denoiser(DiT(SIZES["nano"](vocab.size, _LENGTH)), vocab).to(device)
     schedule = HybridSchedule(vocab, 0.1)
     tokens = torch.randint(0, _TOKENS - 1, (_BATCH, _LENGTH), device=device)

@@ -136,7 +136,7 @@ def show_steps(
         from gidd.viz.terminal import CanvasView
 
         mask_id = pipe.schedule.vocab.mask_id
-        with CanvasView(console, pipe.token_texts, mask_id, num_samples) as view:
+        with CanvasView(console, pipe.decoder, mask_id, num_samples) as view:
             yield view
     elif console.is_terminal:
         from gidd.evaluation.samples import count_steps

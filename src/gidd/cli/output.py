@@ -100,7 +100,7 @@ def _write_page(path: Path, pipe: Pipeline, generations: Sequence[Generation], t
     write_page(
         path,
         replays,
-        pipe.token_texts,
+        pipe.decoder,
         pipe.schedule.vocab.mask_id,
         kind="sample",
         title=title,

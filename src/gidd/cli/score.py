@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> None:
     (score,) = scores
     if score.confidence is not None and console.color_system and not console.no_color:
         shown = Text()
-        for text, p in zip(pipe.token_texts(score.tokens), score.confidence, strict=True):
+        for text, p in zip(pipe.decoder(score.tokens), score.confidence, strict=True):
             style = next((style for limit, style in _STYLES if p < limit), "")
             shown.append(printable(text), style)
         console.print(shown, soft_wrap=True)

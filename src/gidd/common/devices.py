@@ -17,7 +17,7 @@ from gidd.errors import ConfigError
 _acting_as: ContextVar[str | None] = ContextVar("acting_as", default=None)
 
 
-def choose(device: str | torch.device | None) -> torch.device:
+def resolve_device(device: str | torch.device | None) -> torch.device:
     """Return a device by its name, such as "cuda:1", or the fastest one for None.
 
     Raises:
@@ -44,7 +44,7 @@ def has_bf16(device: torch.device) -> bool:
     return any(check is not None and check() for check in checks)
 
 
-def kind_of(tensor: Tensor) -> str:
+def device_type(tensor: Tensor) -> str:
     """Return the device type by which code chooses how to compute; inside `acting_as`, that one."""
     faked = None if torch.compiler.is_compiling() else _acting_as.get()
     return faked or tensor.device.type
@@ -62,7 +62,7 @@ def acting_as(kind: str) -> Generator[None]:
 
 def has_kernels(tensor: Tensor) -> bool:
     """Whether Triton kernels compute on a tensor's device: on CUDA, with the extra `gpu`."""
-    return kind_of(tensor) == "cuda" and (_acting_as.get() is not None or _has_triton())
+    return device_type(tensor) == "cuda" and (_acting_as.get() is not None or _has_triton())
 
 
 @cache
@@ -72,14 +72,14 @@ def _has_triton() -> bool:
 
 def positions(length: int, device: torch.device) -> Tensor:
     """Return arange(length)."""
-    return kept(_positions, device, length)
+    return constant_on(_positions, device, length)
 
 
 def _positions(device: torch.device, length: int) -> Tensor:
     return torch.arange(length, device=device)
 
 
-def kept(compute: Callable[..., Any], device: torch.device, *arguments: float) -> Any:
+def constant_on(compute: Callable[..., Any], device: torch.device, *arguments: float) -> Any:
     """Compute constants on a CPU; on a GPU, where each operation is a launch, keep them."""
     return (_kept_on_gpu(compute) if device.type == "cuda" else compute)(device, *arguments)
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from gidd.diffusion.randomness import Stream as Stream, random_integers as random_integers
     from gidd.diffusion.schedule import MixingSchedule as MixingSchedule
     from gidd.diffusion.schedules import (
-        Component as Component,
         Cosine as Cosine,
         FunctionalSchedule as FunctionalSchedule,
         FunctionAmount as FunctionAmount,
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
         Linear as Linear,
         LinearAmount as LinearAmount,
         MaskedSchedule as MaskedSchedule,
+        MixtureComponent as MixtureComponent,
         MixtureSchedule as MixtureSchedule,
         PeakedAmount as PeakedAmount,
         Polynomial as Polynomial,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gidd.common.config.allowed import integer, require_arguments
-from gidd.common.devices import choose
+from gidd.common.devices import resolve_device
 from gidd.common.files import explain_damage, sha256
 from gidd.common.local_models import local_model
 from gidd.common.optional import optional_package
@@ -249,7 +249,7 @@ def load_grader(
     """
     if precision not in _DTYPES:
         raise ConfigError(f"precision must be float32 or bf16, got {shorten(precision)}.")
-    chosen, library = choose(device), optional_package("transformers", "eval")
+    chosen, library = resolve_device(device), optional_package("transformers", "eval")
     path = _find(name)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     if not files:

@@ -78,7 +78,7 @@ def evaluate_perplexity(
         raise ConfigError("end_of_text must be off: the tokenizer has no end-of-text token.")
     corpus = encode_corpus(
         sources,
-        model.token_texts,
+        model.decoder,
         max_documents=options.max_documents,
         last=[end] if options.end_of_text and end is not None else (),
     )
@@ -95,7 +95,7 @@ def evaluate_perplexity(
         raise DataError(_NOTHING)
     score = score or (lambda texts, done: score_windows(model, texts, options, ranks, done))
     scores = score(texts, on_forward_passes)
-    rows = _document_rows(corpus, windows, texts, scores, model.token_texts)
+    rows = _document_rows(corpus, windows, texts, scores, model.decoder)
     if not rows:
         raise DataError(_NOTHING)
     manifest = scores.manifest | {
@@ -139,7 +139,7 @@ def _document_rows(
     windows: _Windows,
     texts: Sequence[ScoredText],
     scores: WindowScores,
-    token_texts: TokenDecoder,
+    decoder: TokenDecoder,
 ) -> list[_Row]:
     """Return a row per document that has a scored token."""
     owner, count = torch.tensor([document for document, _ in windows]), len(corpus.documents)
@@ -157,7 +157,7 @@ def _document_rows(
         if num_scored < text.num_scored:
             # an autoregressive model could not score the first token
             first = int(corpus.documents[i].tokens[window.start])
-            num_bytes[i] -= len(token_texts.decode_one(first).encode())
+            num_bytes[i] -= len(decoder.decode_one(first).encode())
     ids, names = [document.id for document in corpus.documents], ("tokens", "bytes", "nelbo")
     columns = zip(ids, tokens, num_bytes, nelbo, errors, strict=True)
     rows = [dict(zip(("id", *names, "standard_error"), row, strict=True)) for row in columns]

@@ -95,7 +95,7 @@ def texts_digest(texts: Iterable[str]) -> str:
 
 def encode_corpus(
     sources: Sequence[str],
-    token_texts: TokenDecoder,
+    decoder: TokenDecoder,
     *,
     max_documents: int | None = None,
     last: Sequence[int] = (),
@@ -106,14 +106,14 @@ def encode_corpus(
 
     def texts() -> Iterator[str]:
         nonlocal num_skipped
-        read = documents(sources, tokenizer=token_texts.tokenizer, max_documents=max_documents)
+        read = documents(sources, tokenizer=decoder.tokenizer, max_documents=max_documents)
         for document in read:
             tokens = document.tokens
             if tokens is None:
-                tokens = token_texts.encode(document.text, f"the text of {document.id}")
+                tokens = decoder.encode(document.text, f"the text of {document.id}")
             if document.given is not None and tokens:
                 given, ids = torch.tensor(document.given), torch.tensor(tokens)
-                tokenizer = token_texts.tokenizer
+                tokenizer = decoder.tokenizer
                 answers = [v for v in ids[~given].tolist() if v not in tokenizer.special_ids]
                 num_bytes = len(tokenizer.decode(answers).encode())
                 encoded.append(EncodedDocument(document.id, ids, num_bytes, given))

@@ -74,7 +74,7 @@ class CausalModel:
 
     def __init__(self, scorer: CausalScorer, tokenizer: Tokenizer) -> None:
         self.scorer, self.tokenizer = scorer, tokenizer
-        self.token_texts = TokenDecoder(tokenizer)
+        self.decoder = TokenDecoder(tokenizer)
         self.context = scorer.max_length
         self.end_id: int | None = getattr(scorer.tokenizer, "eos_token_id", None)
         self.first_id = scorer.bos[0] if scorer.bos else self.end_id

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gidd.common.devices import kind_of
+from gidd.common.devices import device_type
 from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
 from gidd.vocab import Vocab
@@ -88,7 +88,7 @@ class LogitHead(NamedTuple):
             logits = adjust(LogitHead(weight, bias)(states.to(weight.dtype)), columns)
             return logits.masked_fill(bias == -torch.inf, -torch.inf)
         with torch.autocast(hidden.device.type, enabled=False):
-            if kind_of(hidden) == "cuda" and hidden.dtype == weight.dtype != torch.float32:
+            if device_type(hidden) == "cuda" and hidden.dtype == weight.dtype != torch.float32:
                 return torch.addmm(bias, hidden, weight.T, out_dtype=torch.float32)
             return F.linear(hidden.float(), weight.float(), bias)
 

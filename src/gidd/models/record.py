@@ -105,13 +105,15 @@ def schedule_from(
         return schedules.MixtureSchedule(vocab, parts)
 
 
-def _component(record: object, tensors: Mapping[str, Tensor], where: str) -> schedules.Component:
+def _component(
+    record: object, tensors: Mapping[str, Tensor], where: str
+) -> schedules.MixtureComponent:
     fields = _fields(record, {"noise", "amount"}, where)
     name = fields["noise"]
     is_name = isinstance(name, str) and name in tensors
     require_valid(is_name, f"{where}.noise must name a tensor of {shorten(sorted(tensors))}", name)
     amount = _from_file(object_from_plain, "amount", fields["amount"], f"{where}.amount")
-    return schedules.Component(tensors[name], amount)
+    return schedules.MixtureComponent(tensors[name], amount)
 
 
 def _fields(record: object, names: set[str], where: str) -> dict[str, Any]:

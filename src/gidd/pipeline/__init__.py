@@ -38,8 +38,8 @@ if TYPE_CHECKING:
         TextEdit as TextEdit,
         Trace as Trace,
         apply_edits as apply_edits,
-        decide as decide,
-        is_doubtful as is_doubtful,
+        choose_edit as choose_edit,
+        is_suspect as is_suspect,
     )
     from gidd.pipeline.text import (
         EncodedText as EncodedText,

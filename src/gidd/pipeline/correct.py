@@ -27,10 +27,10 @@ from gidd.pipeline.results import (
     TextEdit,
     Trace,
     apply_edits,
-    decide,
+    choose_edit,
     describe_plan,
     describe_processors,
-    is_doubtful,
+    is_suspect,
 )
 from gidd.pipeline.text import EncodedText, Span, ban_unwritten_tokens, protected_tokens
 from gidd.sampling import Budget, OnStep, Plan, Request, gather, run_sync
@@ -64,9 +64,9 @@ def windows_to_correct(
     So are the tokens that a sample was given: its prompt, its suffix, the text around its blanks.
     """
     encoded = (
-        pipe.token_texts.encode_sample(text)
+        pipe.decoder.encode_sample(text)
         if isinstance(text, Generation)
-        else pipe.token_texts.encode_with_offsets(text, "the text to correct")
+        else pipe.decoder.encode_with_offsets(text, "the text to correct")
     )
     if not encoded.tokens:
         raise DataError(f"the text to correct must not be empty, got {text!r}.")
@@ -124,14 +124,14 @@ async def _correct(
             noise = await estimate_noise(pipe.window_reader(), cut)
             rate, forward_passes = noise.error_rate, noise.forward_passes
         own_ends = iter([ends[part.own_stop] for part in cut.parts])
-        banned = ban_unwritten_tokens(pipe.schedule.vocab, pipe.token_texts)
+        banned = ban_unwritten_tokens(pipe.schedule.vocab, pipe.decoder)
         reader = replace(pipe.window_reader(), processors=(banned,))
         read = PosteriorPass(reader, num_alternatives=_NUM_ALTERNATIVES)
         posteriors = await read(
             cut, max(rate, SMALLEST_ERROR_RATE), lambda: on_progress(next(own_ends))
         )
         forward_passes += len(cut)
-        text_of = pipe.token_texts.decode_one
+        text_of = pipe.decoder.decode_one
         for part, window, posterior in zip(cut.parts, cut, posteriors, strict=True):
             current, others = posterior.current.tolist(), posterior.tokens.tolist()
             probabilities = posterior.probabilities.tolist()
@@ -139,8 +139,8 @@ async def _correct(
                 place = part.start + i
                 old = Alternative(encoded.texts[place], current[i])
                 listed = map(Alternative, map(text_of, others[i]), probabilities[i])
-                edit = decide(ends[place], old.text, [old, *listed], min_confidence)
-                if is_doubtful(edit):
+                edit = choose_edit(ends[place], old.text, [old, *listed], min_confidence)
+                if is_suspect(edit):
                     edits.append(edit)
     return Correction(
         text=apply_edits(text, edits),
@@ -170,7 +170,7 @@ async def self_correct(
 ) -> SelfCorrection:
     """Correct a text by a plan of Algorithm 1, App. C, and score its tokens before and after."""
     encoded, cut = windows_to_correct(pipe, text, protected)
-    processors = (ban_unwritten_tokens(pipe.schedule.vocab, pipe.token_texts),)
+    processors = (ban_unwritten_tokens(pipe.schedule.vocab, pipe.decoder),)
     base = Request(tokens=(), plan=plan, seed=seed, processors=processors)
     passes = len(cut) * (len(plan) + 2)  # and two to score the tokens
     Budget.current().reserve(passes * pipe.session.padded_length(cut.parts[0].stop))
@@ -178,7 +178,7 @@ async def self_correct(
     before = await score_tokens(pipe, encoded.tokens, processors)
     after = await score_tokens(pipe, new, processors)
     free = ~torch.tensor(cut.fixed, device=pipe.device)
-    texts = pipe.token_texts.decode_like(new, encoded)
+    texts = pipe.decoder.decode_like(new, encoded)
     starts = accumulate(map(len, encoded.texts), initial=0)
     p, q = before.probability.tolist(), after.probability.tolist()
     replacements = tuple(

@@ -27,8 +27,8 @@ from gidd.pipeline.text import (
     without_partial_stop,
 )
 from gidd.sampling import (
+    AllowedTexts,
     Budget,
-    Choices,
     Event,
     Frame,
     Guidance,
@@ -69,7 +69,7 @@ def build_requests(
     n: int,
     seed: int,
     start_index: int,
-    choices: tuple[Choices, ...] = (),
+    choices: tuple[AllowedTexts, ...] = (),
     further_processors: Sequence[Processor] = (),
 ) -> list[Request]:
     """Return one request per sample; without `stop`, terminators are never written."""
@@ -115,7 +115,7 @@ def build_guidance(pipe: Pipeline, tokens: Tokens, options: SamplingOptions) -> 
             f"guidance_scale must be 1 if no text is given, got {scale}: there is no condition to "
             "follow. Give a prompt."
         )
-    negative = pipe.token_texts.encode(options.negative_prompt or "", "the negative prompt")
+    negative = pipe.decoder.encode(options.negative_prompt or "", "the negative prompt")
     first_blank = tokens.index(None) if None in tokens else len(tokens)
     if len(negative) > first_blank:
         raise DataError(
@@ -144,7 +144,7 @@ def build_choices(
     tokens: Tokens,
     choices: Sequence[str] | Mapping[int, Sequence[str]],
     spaced: frozenset[int] = frozenset(),
-) -> tuple[Choices, ...]:
+) -> tuple[AllowedTexts, ...]:
     """Return the choices of a template: of its only blank, or of blanks by their index.
 
     Blanks that begin at a position of `spaced` took the space before them.
@@ -159,13 +159,13 @@ def build_choices(
             "choices must be a list for a template of one blank, or lists by the index of a blank, "
             f"{{0: [...]}}, got {shorten(choices)} for {len(blanks)} blanks."
         )
-    slots: list[Choices] = []
+    slots: list[AllowedTexts] = []
     for index, texts in by_blank.items():
         for text in texts:
             require_text(text, "a choice")
         if blanks[index][0] in spaced:
             texts = [f" {text}" for text in texts]
-        options = [tuple(pipe.token_texts.encode(text, "a choice")) for text in texts]
+        options = [tuple(pipe.decoder.encode(text, "a choice")) for text in texts]
         lengths, size = [len(option) for option in options], len(blanks[index])
         if any(length != size for length in lengths):
             pairs = [f"{n} in {shorten(text)}" for text, n in zip(texts, lengths, strict=True)]
@@ -176,7 +176,7 @@ def build_choices(
                 f"choices must have the number of tokens of their blank, {size}, got {counts}. "
                 f"{fix}, or compare complete texts with score()."
             )
-        slots.append(Choices(blanks[index][0], tuple(options)))
+        slots.append(AllowedTexts(blanks[index][0], tuple(options)))
     return tuple(slots)
 
 
@@ -212,7 +212,7 @@ async def run_requests(
         )
 
         def has_stop(first_blank: int, tokens: tuple[int, ...]) -> bool:
-            text = "".join(pipe.token_texts(tokens)[first_blank:])
+            text = "".join(pipe.decoder(tokens)[first_blank:])
             return any(string in text for string in stop)
 
         samples = await gather(
@@ -233,7 +233,7 @@ async def run_requests(
     generations = await build_generations(pipe, requests, samples, confidence)
     pairs = zip(requests, generations, strict=True)
     generations = [
-        cut_at_stop(generation, pipe.token_texts, request.first_blank, stop)
+        cut_at_stop(generation, pipe.decoder, request.first_blank, stop)
         for request, generation in pairs
     ]
     return [
@@ -252,7 +252,7 @@ async def build_generations(
     If the network can score visible tokens, confidence costs a forward pass on each sample, and so
     does the last frame of a sample whose frames were recorded.
     """
-    session, token_texts = pipe.session, pipe.token_texts
+    session, decoder = pipe.session, pipe.decoder
     traces, scored = [Trace.of(sample) for sample in samples], list[Frame]()
     traced = [k for k, sample in enumerate(samples) if sample.frames]
     if can_score_visible_tokens(session.schedule):
@@ -274,9 +274,9 @@ async def build_generations(
     confidences = [tuple(frame.probability.tolist()) for frame in scored] or [None] * len(samples)
     return [
         Generation(
-            text="".join(token_texts(sample.text)),
+            text="".join(decoder(sample.text)),
             tokens=sample.text,
-            filled=tuple(_filled(token_texts, request.tokens, sample.text)),
+            filled=tuple(_filled(decoder, request.tokens, sample.text)),
             confidence=scores and scores[: len(sample.text)],
             forward_passes=sample.forward_passes,
             trace=trace,
@@ -288,12 +288,12 @@ async def build_generations(
     ]
 
 
-def _filled(token_texts: TokenDecoder, template: Tokens, tokens: Sequence[int]) -> Iterator[str]:
+def _filled(decoder: TokenDecoder, template: Tokens, tokens: Sequence[int]) -> Iterator[str]:
     position = 0
     for is_blank, run in groupby(template, key=lambda token: token is None):
         end = position + len(list(run))
         if is_blank:
-            yield "".join(token_texts(tokens[position:end]))
+            yield "".join(decoder(tokens[position:end]))
         position = end
 
 
@@ -359,7 +359,7 @@ class TextStream(Iterator[TextState]):
             if block is None:
                 break
             sample = run_sync(pipe.session.run(block, on_step=on_step))
-            tokens, texts = sample.tokens, pipe.token_texts(sample.text)
+            tokens, texts = sample.tokens, pipe.decoder(sample.text)
             whole = "".join(texts[first:])
             text = whole[: end_of_text(whole, stop)]
             is_stopped = len(sample.text) < len(tokens) or len(text) < len(whole)
@@ -410,7 +410,7 @@ class TextStream(Iterator[TextState]):
     def _text_of(self, tokens: Sequence[int]) -> str:
         mask_id = self._pipe.schedule.vocab.mask_id
         first = self._request.first_blank if self._is_answer else 0
-        pairs = list(zip(self._pipe.token_texts(tokens), tokens, strict=True))[first:]
+        pairs = list(zip(self._pipe.decoder(tokens), tokens, strict=True))[first:]
         return "".join("[MASK]" if token == mask_id else text for text, token in pairs)
 
 

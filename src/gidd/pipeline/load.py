@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gidd.common.devices import choose
+from gidd.common.devices import resolve_device
 from gidd.common.local_models import local_model
 from gidd.data import tokenizers
 from gidd.data.tokenizers import (
@@ -66,7 +66,7 @@ def from_pretrained(
         token: Access token of the hub, for a private model; by default that of `hf auth login`.
         cache_dir: Folder for files that are downloaded; by default the hub's cache.
     """
-    chosen_device = choose(device)  # fail before a large model is read
+    chosen_device = resolve_device(device)  # fail before a large model is read
     precision = choose_precision(precision_of(dtype, precision), chosen_device)
     settings = {"revision": revision, "token": token, "cache_dir": cache_dir}
     download = {key: value for key, value in settings.items() if value is not None}

@@ -82,7 +82,12 @@ class SelfCorrectionOptions:
 
     def plan(self) -> Plan:
         """Return the corrector's steps on finished text; invalid options raise `ConfigError`."""
-        from gidd.sampling import SelfCorrectionStep, corrector_plan, gain, likelihood
+        from gidd.sampling import (
+            SelfCorrectionStep,
+            corrector_plan,
+            rank_by_probability,
+            rank_by_ratio,
+        )
 
         require_allowed(self)
         others = ("temperature", "patience", "tokens_per_step", "distance", "score")
@@ -100,7 +105,7 @@ class SelfCorrectionOptions:
             patience=self.patience,
             num_tokens=self.tokens_per_step,
             distance=self.distance,
-            score={"likelihood": likelihood, "gain": gain}[self.score],
+            score=rank_by_ratio if self.score == "gain" else rank_by_probability,
         )
         return corrector_plan(corrector, self.forward_passes, CLEAN_TIME)
 

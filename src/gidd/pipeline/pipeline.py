@@ -12,7 +12,7 @@ import torch
 
 import gidd
 from gidd.common.config.allowed import SEED, integer, optional, require_arguments
-from gidd.common.devices import choose
+from gidd.common.devices import resolve_device
 from gidd.data.chat import Messages
 from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
 from gidd.diffusion.constants import TRAINING_EPS
@@ -115,11 +115,11 @@ class Pipeline:
         notes: Sequence[str] = (),
         times: tuple[float, float] = (TRAINING_EPS, 1 - TRAINING_EPS),
     ) -> None:
-        self.device = choose(device)
+        self.device = resolve_device(device)
         self.denoiser = share_weights(denoiser)
         """The model in evaluation mode, with the weights of the given one; a GPU has a copy."""
         self.schedule, self.tokenizer, self.context = schedule, as_tokenizer(tokenizer), context
-        self.token_texts = TokenDecoder(self.tokenizer)
+        self.decoder = TokenDecoder(self.tokenizer)
         self.precision: Precision = choose_precision(precision, self.device)
         self.source, self.notes = source or {}, tuple(notes)
         self.times = times
@@ -200,7 +200,7 @@ class Pipeline:
 
     def warm_up(self) -> None:
         """Compute the text of every token, which the first request would otherwise wait for."""
-        ban_unwritten_tokens(self.schedule.vocab, self.token_texts).allowed(self.device)
+        ban_unwritten_tokens(self.schedule.vocab, self.decoder).allowed(self.device)
 
     @overload
     def generate(self, prompt: str = "", **settings: Any) -> list[Generation]: ...
@@ -387,8 +387,8 @@ class Pipeline:
     def _with_blanks(
         self, length: int | None, max_tokens: int | None, prompt: str, suffix: str = ""
     ) -> Tokens:
-        before = self.token_texts.encode(prompt, "the prompt")
-        after = self.token_texts.encode(suffix, "the suffix")
+        before = self.decoder.encode(prompt, "the prompt")
+        after = self.decoder.encode(suffix, "the suffix")
         if max_tokens is not None:
             if length is not None:
                 raise ConfigError(
@@ -439,8 +439,8 @@ class Pipeline:
         require_text(template, "a template")
         tokens, spaced = parse_template(
             template,
-            lambda text: self.token_texts.encode(text, "the text around blanks"),
-            takes_space=self.token_texts.begins_with_space is not None,
+            lambda text: self.decoder.encode(text, "the text around blanks"),
+            takes_space=self.decoder.begins_with_space is not None,
         )
         if None not in tokens:
             raise DataError(
@@ -450,8 +450,8 @@ class Pipeline:
         options = with_changes(options, changes, self.infill)
         require_no_blocks(options.block_length, "a template")
         slots = build_choices(self, tokens, choices, spaced)
-        if spaced and self.token_texts.begins_with_space is not None:
-            processors = (RequireAt(self.token_texts.begins_with_space, spaced), *processors)
+        if spaced and self.decoder.begins_with_space is not None:
+            processors = (RequireAt(self.decoder.begins_with_space, spaced), *processors)
         counts = n, seed, start_index
         requests = build_requests(self, tokens, (), options, plan, *counts, slots, processors)
         return self.run(
@@ -605,7 +605,7 @@ class Pipeline:
         start, options = time.perf_counter(), with_changes(options, changes, self.score)
         texts = text if isinstance(text, list | tuple) else [text]
         tokens = [self.encode(scored, "the text to score") for scored in texts]
-        prompt_tokens = self.token_texts.encode(prompt, "the prompt")
+        prompt_tokens = self.decoder.encode(prompt, "the prompt")
         settings = options, confidence, on_forward_passes
         scores = self._complete(start, score_texts(self, texts, tokens, prompt_tokens, *settings))
         return scores if texts is text else scores[0]
@@ -665,7 +665,7 @@ class Pipeline:
 
     def encode(self, text: str, name: str = "the text") -> list[int]:
         """Return the tokens of a text, which must not be empty; errors call it `name`."""
-        tokens = self.token_texts.encode(text, name)
+        tokens = self.decoder.encode(text, name)
         if not tokens:
             raise DataError(f"{name} must not be empty, got {text!r}.")
         return tokens

@@ -293,7 +293,7 @@ def describe_processors(processors: Sequence[Processor]) -> list[str]:
     ]
 
 
-DOUBTFUL_TEXT: Final = 0.9
+SUSPECT_BELOW: Final = 0.9
 """A place is listed if it is right as it is with less than this probability."""
 
 
@@ -342,7 +342,7 @@ class TextEdit(NamedTuple):
         return next((a.probability for a in self.alternatives if a.text == text), 0.0)
 
 
-def decide(
+def choose_edit(
     start: int, old: str, alternatives: Iterable[Alternative], min_confidence: float | None
 ) -> TextEdit:
     """Return the edit of a place: the most likely alternative, if it is likely enough.
@@ -355,9 +355,9 @@ def decide(
     return TextEdit(start, old, best.text if is_change else old, tuple(ordered))
 
 
-def is_doubtful(edit: TextEdit) -> bool:
+def is_suspect(edit: TextEdit) -> bool:
     """Whether an edit is worth listing."""
-    return edit.is_change or edit.probability_of(edit.old) < DOUBTFUL_TEXT
+    return edit.is_change or edit.probability_of(edit.old) < SUSPECT_BELOW
 
 
 def apply_edits(text: str, edits: Sequence[TextEdit]) -> str:

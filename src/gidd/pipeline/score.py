@@ -208,7 +208,7 @@ def score_texts(
     cuts = [
         TextWindows(
             [*prompt, *text_tokens],
-            [True] * len(prompt) + [*map(pipe.token_texts.is_fixed, text_tokens)],
+            [True] * len(prompt) + [*map(pipe.decoder.is_fixed, text_tokens)],
             pipe.context,
         )
         for text_tokens in (tokens if confidence and pipe.can_score_visible_tokens else ())

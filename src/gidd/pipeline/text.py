@@ -263,9 +263,9 @@ def protected_tokens(encoded: EncodedText, spans: Sequence[Span]) -> list[bool]:
     return [is_fixed or any(kept[start:stop]) for is_fixed, (start, stop) in places]
 
 
-def ban_unwritten_tokens(vocab: Vocab, token_texts: TokenDecoder) -> Ban:
+def ban_unwritten_tokens(vocab: Vocab, decoder: TokenDecoder) -> Ban:
     """Return a processor for tokens that correction never writes: fixed ones, end, padding."""
-    return ban(vocab, token_texts.tokenizer.terminator_ids | token_texts.fixed_ids)
+    return ban(vocab, decoder.tokenizer.terminator_ids | decoder.fixed_ids)
 
 
 def require_stop(stop: Sequence[str], suffix: str = "") -> None:
@@ -287,13 +287,13 @@ def without_partial_stop(text: str, stop: Sequence[str]) -> str:
 
 
 def cut_at_stop(
-    generation: Generation, token_texts: TokenDecoder, num_given: int, stop: Sequence[str]
+    generation: Generation, decoder: TokenDecoder, num_given: int, stop: Sequence[str]
 ) -> Generation:
     """Return a result that ends before the first stop string after the given tokens.
 
     `tokens` end before the token in which the string begins, of which `text` may have a part.
     """
-    texts = token_texts(generation.tokens)
+    texts = decoder(generation.tokens)
     text = "".join(texts[num_given:])
     end = end_of_text(text, stop)
     if end == len(text):

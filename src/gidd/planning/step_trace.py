@@ -29,7 +29,7 @@ from gidd.training.build import build_step, with_precision
 from gidd.training.config import RunConfig
 from gidd.training.loop import Gradients, step_loss, update
 from gidd.training.optim import build_optimizers
-from gidd.training.parallel import DDP, place
+from gidd.training.parallel import DDP, distribute
 from gidd.training.state import EMA, TrainState
 from gidd.training.world import World
 from gidd.vocab import Vocab
@@ -87,7 +87,7 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
     world = World(0, ranks, torch.device("meta"), dist.HashStore(), 1.0, dist.group.WORLD)
     precision = torch.bfloat16 if run.train.autocast else torch.float32
     blocks = blocks_of(model.network)
-    place(run.parallel, model, blocks, world, precision)
+    distribute(run.parallel, model, blocks, world, precision)
     if kind == "cuda" and run.train.autocast:
         follow_cuda_autocast(model)
     forward, backward, end = (LaunchCounter() for _ in range(3))

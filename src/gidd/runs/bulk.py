@@ -22,7 +22,7 @@ from gidd.common import files
 from gidd.common.actors import ActorOptions, map_on_ray
 from gidd.common.config.allowed import SEED, integer, problems_of, require_none
 from gidd.common.config.codec import to_plain
-from gidd.common.devices import choose
+from gidd.common.devices import resolve_device
 from gidd.common.files import MANIFEST_BYTES
 from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError
@@ -171,7 +171,7 @@ def sample_to_folder(
     at the start and after each shard with the number of finished samples and of all samples.
     """
     require_none([*problems_of(job), *(problems_of(actors, "ray.") if actors else ())])
-    default = ("cuda" if actors.num_gpus else "cpu") if actors else choose(job.device).type
+    default = ("cuda" if actors.num_gpus else "cpu") if actors else resolve_device(job.device).type
     device = str(job.device or default)
     names = {"model": job.model, "tokenizer": job.tokenizer}
     job = replace(  # what all processes use

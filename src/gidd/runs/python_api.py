@@ -34,7 +34,7 @@ from gidd.runs.presets import PRESETS
 from gidd.training.build import GivenComponents, build_step
 from gidd.training.config import DDP, FSDP, Parallel, RunConfig, default_weighting
 from gidd.training.loop import OnTrainStep
-from gidd.training.parallel import is_sharded, place
+from gidd.training.parallel import distribute, is_sharded
 from gidd.training.recorded import changed_settings, require_read
 from gidd.training.reporting.trackers import open_trackers
 from gidd.training.world import World, open_world, rank_and_size
@@ -285,7 +285,7 @@ def _pipeline(done: FitResult, out: Path, world: World) -> Pipeline:
     if is_sharded(trained):
         vocab = done.tokenizer.vocab
         trained = build_step(run, vocab).model
-        place(DDP(), trained, (), world, torch.float32)
+        distribute(DDP(), trained, (), world, torch.float32)
         initialize(trained.network, 0, lambda: run.network_config(vocab.size).build())
     weights = dict(state.model.named_parameters()) if state.ema is None else state.ema.values
     for name, parameter in trained.named_parameters():

@@ -13,14 +13,14 @@ from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gidd.sampling.blocks import sample_blocks as sample_blocks
-    from gidd.sampling.choices import Choices as Choices, Constrained as Constrained
+    from gidd.sampling.choices import AllowedTexts as AllowedTexts, Constrained as Constrained
     from gidd.sampling.correctors import (
         Gibbs as Gibbs,
         GibbsSweep as GibbsSweep,
         PosteriorCorrection as PosteriorCorrection,
         SelfCorrectionStep as SelfCorrectionStep,
-        gain as gain,
-        likelihood as likelihood,
+        rank_by_probability as rank_by_probability,
+        rank_by_ratio as rank_by_ratio,
     )
     from gidd.sampling.guidance import Guidance as Guidance, guided as guided
     from gidd.sampling.limits import Budget as Budget

@@ -149,7 +149,7 @@ class Batch:
             batch = _Rows(self._network, self._schedule, self._state, rows, members, num_rows)
             results = list[_Result]()
             for step, indices in batch.steps.items():
-                results.append(batch.call(step, indices))
+                results.append(batch.run_step(step, indices))
             results = _copy_to_host(results)
         except BaseException as error:
             if len(rows) > 1:
@@ -311,7 +311,7 @@ class _Rows:
             self._constrained = Constrained(self._predict, schedule, self._s, choices)
             self._predict = self._constrained
 
-    def call(self, step: Step, indices: list[int]) -> _Result:
+    def run_step(self, step: Step, indices: list[int]) -> _Result:
         """Call a step with the sequences that make it.
 
         It gets all of them, whoever makes it: its bits must not depend on how many others do.

@@ -1,4 +1,4 @@
-"""Choices: a slot of blanks becomes one of several sequences of tokens.
+"""AllowedTexts: a slot of blanks becomes one of several sequences of tokens.
 
 Positions of a slot are not independent, so a step cannot draw its tokens one by one. Before a step
 reads x_theta, one option c of each slot is drawn from its posterior probability
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Choices:
+class AllowedTexts:
     """A slot of blanks, and the sequences of tokens of which it becomes one."""
 
     start: int
@@ -72,7 +72,7 @@ class Constrained:
         predict: Predict,
         schedule: MixingSchedule,
         s: Times,
-        choices: Sequence[tuple[Choices, ...]],
+        choices: Sequence[tuple[AllowedTexts, ...]],
     ) -> None:
         self._predict, self._schedule, self._s = predict, schedule, s
         self._slots = [(k, choice) for k in range(len(choices)) for choice in choices[k]]
@@ -140,5 +140,5 @@ class Constrained:
         return torch.where(is_open, self._draw(state, t, is_open, table), tokens)
 
 
-def _options(table: Tensor, k: int, choices: Choices) -> Int[Tensor, "C S"]:
+def _options(table: Tensor, k: int, choices: AllowedTexts) -> Int[Tensor, "C S"]:
     return table[k, choices.slot, : len(choices.options)].T.contiguous()

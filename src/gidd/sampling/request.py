@@ -22,7 +22,7 @@ from gidd.common.config.allowed import (
 )
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
-from gidd.sampling.choices import Choices
+from gidd.sampling.choices import AllowedTexts
 from gidd.sampling.guidance import Guidance
 from gidd.sampling.plan import Plan, is_hashable_function
 from gidd.sampling.processors import Processor, require_three_arguments, require_tokens_left
@@ -77,7 +77,7 @@ _PROCESSORS = _tuple_of(
 )
 _STOP = _tuple_of(_is_token, "token ids", "() keeps the whole sequence.")
 _GUIDANCE = _instance(Guidance, "None is no guidance.")
-_CHOICES = _tuple_of(lambda v: isinstance(v, Choices), "Choices", "() leaves all blanks free.")
+_CHOICES = _tuple_of(lambda v: isinstance(v, AllowedTexts), "AllowedTexts", "() leaves all blanks free.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class Request:
     """Stop tokens: `Sample.text` ends before the first one generated (end-of-text, padding)."""
     guidance: Annotated[Guidance, _GUIDANCE] | None = None
     """Classifier-free guidance; a forward pass then has a second row, without the condition."""
-    choices: Annotated[tuple[Choices, ...], _CHOICES] = ()
+    choices: Annotated[tuple[AllowedTexts, ...], _CHOICES] = ()
     """Slots of blanks that become one of several sequences each."""
 
     def check(self, schedule: MixingSchedule, max_length: int | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from gidd.common.devices import kind_of, positions
+from gidd.common.devices import device_type, positions
 from gidd.diffusion.process import sample_prior
 from gidd.diffusion.randomness import Stream, random_integers
 from gidd.diffusion.schedule import MixingSchedule, Times as Times
@@ -61,7 +61,7 @@ class State(NamedTuple):
     def random(self, stream: Stream) -> Int[Tensor, "B L"]:
         """Draw this step's uniform random numbers, one per position, in fixed point."""
         # for a single seed the key is computed with Python integers: far fewer tensor operations
-        is_single = len(self.seed) == 1 and kind_of(self.seed) == "cpu"
+        is_single = len(self.seed) == 1 and device_type(self.seed) == "cpu"
         seed = int(self.seed) if is_single else self.seed
         return random_integers(seed, stream, self.step_index, self.sample_index, self.position)
 

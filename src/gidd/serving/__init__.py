@@ -4,8 +4,8 @@
     app = create_app({"nano": worker})  # for uvicorn, or any other ASGI server
 
 Reading order: `worker` (how many calls may be open), `protocol` (bodies of requests),
-`texts` (what they ask of a pipeline), `access` (keys and limits), `errors`, `metrics`, `app` (the
-routes), `replicas` (Ray Serve). `pip install 'gidd[serve]'`.
+`endpoints` (what they ask of a pipeline), `access` (keys and limits), `errors`, `metrics`, `app`
+(the routes), `replicas` (Ray Serve). `pip install 'gidd[serve]'`.
 """
 
 from typing import TYPE_CHECKING

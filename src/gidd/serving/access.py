@@ -55,7 +55,7 @@ def read_keys(path: str | Path | None) -> dict[str, str]:
     return keys
 
 
-class Allowance:
+class RateLimit:
     """An amount that is refilled at a constant rate: at most what a minute gives, or 1."""
 
     def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
@@ -63,7 +63,7 @@ class Allowance:
         self._most = max(1, per_minute)
         self._left, self._last = self._most, clock()
 
-    def take(self, amount: float, unit: str) -> None:
+    def charge(self, amount: float, unit: str) -> None:
         """Use an amount, or raise if less is left; a negative amount is given back."""
         now = self._clock()
         refilled = self._left + (now - self._last) / 60 * self._per_minute
@@ -96,7 +96,7 @@ class Access:
         self._keys, self._lock = keys, Lock()
         names = {*keys.values(), ""}
         self._requests, self._cost = (
-            {} if rate is None else {name: Allowance(rate, clock) for name in names}
+            {} if rate is None else {name: RateLimit(rate, clock) for name in names}
             for rate in (requests_per_minute, cost_per_minute)
         )
 
@@ -122,16 +122,16 @@ class Access:
     def begin(self, name: str) -> None:
         """Count a request; raise `Overloaded` if a key has used what it may."""
         if name in self._requests:
-            self._requests[name].take(1, "requests")
+            self._requests[name].charge(1, "requests")
 
     def charge(self, name: str, cost: int) -> None:
         """Count a cost before it is computed, or raise; a negative one was not computed."""
         if name in self._cost:
             with self._lock:  # called by the threads of requests
-                self._cost[name].take(cost, "cost (steps times tokens)")
+                self._cost[name].charge(cost, "cost (steps times tokens)")
 
 
-class Gate:
+class AccessMiddleware:
     """Lets requests in: checks head and key, then receives a body of limited size and time."""
 
     def __init__(self, app: ASGIApp, access: Access, options: ServiceOptions) -> None:

@@ -20,8 +20,9 @@ import gidd
 from gidd.common.config.allowed import require_allowed
 from gidd.pipeline import Pipeline
 from gidd.pipeline.chat import is_chat_model
-from gidd.serving import texts
-from gidd.serving.access import Access, Gate
+from gidd.serving import endpoints
+from gidd.serving.access import Access, AccessMiddleware
+from gidd.serving.endpoints import Json, StreamEvent, describe_frame
 from gidd.serving.errors import ServiceError, add_handlers, as_service_error, error_body
 from gidd.serving.metrics import Metrics
 from gidd.serving.options import ServiceOptions
@@ -34,7 +35,6 @@ from gidd.serving.protocol import (
     SampledBody,
     ScoreBody,
 )
-from gidd.serving.texts import Frame, Json, describe_frame
 from gidd.serving.worker import Cancelled, Worker
 
 _T = TypeVar("_T")
@@ -62,7 +62,7 @@ def create_app(
     settings: Json = {"docs_url": None, "redoc_url": None, "lifespan": lifespan}
     app = FastAPI(title="gidd", version=gidd.__version__, redirect_slashes=False, **settings)
     add_handlers(app)
-    app.add_middleware(Gate, access=service.access, options=service.options)
+    app.add_middleware(AccessMiddleware, access=service.access, options=service.options)
     app.middleware("http")(service.measure)
     for path, route in {
         "/v1/completions": service.complete,
@@ -164,10 +164,10 @@ class Service:
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         """Complete a text; with `suffix`, fill in what is between."""
         call = self._begin(body, request, "cmpl")
-        blocks = partial(texts.complete_in_blocks, call.pipe, body, call.seed)
+        blocks = partial(endpoints.complete_in_blocks, call.pipe, body, call.seed)
         jobs = [
-            partial(texts.complete, call.pipe, body, index, call.seed)
-            for index in range(len(texts.prompts_of(body)))
+            partial(endpoints.complete, call.pipe, body, index, call.seed)
+            for index in range(len(endpoints.prompts_of(body)))
         ]
         return await call.respond(body, blocks, jobs, _text_choice, _text_choice)
 
@@ -181,8 +181,8 @@ class Service:
         call = self._begin(body, request, "chatcmpl")
         if not is_chat_model(call.pipe):
             raise ServiceError(400, f"model: {call.model} was not trained on chats.", param="model")
-        blocks = partial(texts.answer_in_blocks, call.pipe, body, call.seed)
-        jobs = [partial(texts.answer, call.pipe, body, i, call.seed) for i in range(body.n)]
+        blocks = partial(endpoints.answer_in_blocks, call.pipe, body, call.seed)
+        jobs = [partial(endpoints.answer, call.pipe, body, i, call.seed) for i in range(body.n)]
         return await call.respond(body, blocks, jobs, _message_choice, _delta_choice)
 
     # diffusion
@@ -190,14 +190,14 @@ class Service:
     async def infill(self, body: InfillBody, request: Request) -> Response:
         """Fill the blanks of a text."""
         call = self._begin(body, request, "infill")
-        run = partial(texts.infill, call.pipe, body, call.seed)
+        run = partial(endpoints.infill, call.pipe, body, call.seed)
         return await call.result_or_frames(run, is_stream=body.stream)
 
     async def correct(self, body: CorrectBody, request: Request) -> Response:
         """Correct a text."""
         call = self._begin(body, request, "correct")
         call.pipe.require_visible_scores("correction")
-        run = partial(texts.correct, call.pipe, body)
+        run = partial(endpoints.correct, call.pipe, body)
         return await call.result_or_frames(run, is_stream=body.stream)
 
     async def score(self, body: ScoreBody, request: Request) -> Response:
@@ -212,7 +212,7 @@ class Service:
                     400, f"{name}: needs {needs}, which {call.model} was not.", param=name
                 )
 
-        run = partial(texts.score, call.pipe, body)
+        run = partial(endpoints.score, call.pipe, body)
         return await call.result_or_frames(lambda _: run(), is_stream=False)
 
     def _begin(self, body: Any, request: Request, kind: str) -> Call:
@@ -361,7 +361,7 @@ class Call:
         """Yield the whole text after each step, as clients of Mercury expect it."""
         head = self._head(is_chunk=True)
         async for item in self._frames(run):
-            if isinstance(item, Frame):
+            if isinstance(item, StreamEvent):
                 request = item.request
                 end = request.first_blank + sum(token is None for token in request.tokens)
                 frame = describe_frame(self.pipe, item, item.start, end)
@@ -384,14 +384,14 @@ class Call:
 
         async def chunks() -> AsyncGenerator[Json]:
             async for item in self._frames(run):
-                if isinstance(item, Frame):
+                if isinstance(item, StreamEvent):
                     yield {"frame": describe_frame(self.pipe, item)}
                 else:
                     yield {"result": {"model": self.model, **item}}
 
         return await self._event_stream(chunks())
 
-    async def _frames(self, run: Callable[[Any], _T]) -> AsyncGenerator[Frame | _T]:
+    async def _frames(self, run: Callable[[Any], _T]) -> AsyncGenerator[StreamEvent | _T]:
         """Yield frames, not too many of them, and then the result."""
 
         def emit_result(emit: Callable[[Any], None]) -> None:
@@ -399,7 +399,7 @@ class Call:
 
         last = 0.0
         async for item in self.worker.stream(emit_result, **self._settings):
-            if isinstance(item, Frame):
+            if isinstance(item, StreamEvent):
                 await asyncio.sleep(max(0.0, last + _FRAME_SECONDS - time.monotonic()))
                 last = time.monotonic()
             yield item

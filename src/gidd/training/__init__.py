@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         TrainedModel as TrainedModel,
         predict as predict,
     )
-    from gidd.training.objectives import nelbo as nelbo
+    from gidd.training.objectives import nelbo_objective as nelbo_objective
     from gidd.training.optim import OptimConfig as OptimConfig
     from gidd.training.state import EMA as EMA, TrainState as TrainState, TrainStep as TrainStep
     from gidd.training.world import World as World, open_world as open_world

@@ -21,7 +21,7 @@ from gidd.training.corruption import Corruption
 from gidd.training.metrics import StepMetrics
 from gidd.training.objective import LossFunction, TrainedModel
 from gidd.training.optim import build_optimizers
-from gidd.training.parallel import connect, place
+from gidd.training.parallel import distribute, wrap_ddp
 from gidd.training.state import EMA, TrainState, TrainStep
 from gidd.training.world import World
 from gidd.vocab import Vocab
@@ -132,7 +132,7 @@ def build_state(
     if components.network is not None and world.size > 1:
         for tensor in (*network.parameters(), *network.buffers()):
             dist.broadcast(tensor.detach(), 0)  # ranks may have built other weights
-    place(run.parallel, model, blocks, world, precision)
+    distribute(run.parallel, model, blocks, world, precision)
     if components.network is None:
         initialize(network, run.train.seed, lambda: run.network_config(vocab.size).build())
     if run.lora.rank:
@@ -140,7 +140,7 @@ def build_state(
     decay = run.train.ema_decay
     return TrainState(
         **step._asdict(),
-        module=connect(run.parallel, model, world),
+        module=wrap_ddp(run.parallel, model, world),
         optimizers=build_optimizers(run.optimizer, network, run.optim),
         ema=None if decay is None else EMA(model.named_parameters(), decay),
     )

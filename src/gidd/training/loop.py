@@ -104,11 +104,11 @@ def training_loop(
     for on_step in callbacks:
         on_step(state, {})
 
-    unread: deque[Gradients] = deque()
+    in_flight: deque[Gradients] = deque()
     while state.step < config.steps:
         watchdog.phase(state.step, "step")
         outcome = gradients(run, world, state, batch, watchdog.stop_requested)
-        unread.append(outcome)
+        in_flight.append(outcome)
         if state.step % config.save_every >= config.max_steps_ahead_of_save:
             # bounds the steps that a kill loses: no further update before the save is complete
             watchdog.phase(state.step, "writing")
@@ -122,7 +122,8 @@ def training_loop(
         is_report_due = state.step % config.report_every == 0 or last
         is_save_due = state.step % config.save_every == 0 or last
         is_needed = is_report_due or is_save_due or _is_evaluation_due(config, state.step)
-        sums, norm, stop = _read(state, unread, leave=0 if is_needed or callbacks else 1)
+        keep = 0 if is_needed or callbacks else 1
+        sums, norm, stop = _collect_statistics(state, in_flight, keep)
         for on_step in callbacks:
             metrics = {"grad_norm": norm, "learning_rate": learning_rate}
             on_step(state, summary(sums) | metrics)
@@ -152,17 +153,17 @@ def _is_evaluation_due(config: TrainConfig, step: int) -> bool:
     return step > 0 and (step % config.evaluate_every == 0 or step == config.steps)
 
 
-def _read(
-    state: TrainState, unread: deque[Gradients], leave: int
+def _collect_statistics(
+    state: TrainState, in_flight: deque[Gradients], keep: int
 ) -> tuple[dict[str, float], float, bool]:
-    """Read statistics of steps, but of the last `leave`.
+    """Collect the statistics of finished steps; all of them if the run stops.
 
-    Those of the step that the device computes would make it wait. A run that stops reads all.
-    Returns the sums and the norm of the last step that was read, and whether to stop.
+    The last `keep` steps may still be running: reading them would synchronize. Returns
+    the sums and the norm of the last step that was read, and whether to stop.
     """
     sums, norm, stop = dict[str, float](), 0.0, False
-    while len(unread) > (0 if stop else leave):
-        sums, norm, is_requested = unread.popleft().read()
+    while len(in_flight) > (0 if stop else keep):
+        sums, norm, is_requested = in_flight.popleft().read()
         state.add(sums)
         stop = stop or is_requested
     return sums, norm, stop

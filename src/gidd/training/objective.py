@@ -40,8 +40,8 @@ class NoisyLoss(NamedTuple):
 LossFunction = Callable[[Denoiser, NoisyBatch], NoisyLoss | Tensor]
 """A registered objective: the loss of a noisy batch, a sum over targets times `noisy.scale`.
 
-It is what `gidd.training.objectives.nelbo` returns or, if only the loss is to be reported, a scalar
-tensor.
+It is what `gidd.training.objectives.nelbo_objective` returns or, if only the loss is to be
+reported, a scalar tensor.
 """
 
 

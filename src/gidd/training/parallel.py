@@ -18,7 +18,7 @@ from gidd.training.config import DDP as DDP, FSDP, Parallel
 from gidd.training.world import World
 
 
-def place(
+def distribute(
     parallel: Parallel,
     module: nn.Module,
     blocks: Sequence[nn.Module],
@@ -67,7 +67,7 @@ def _shard(
     shard(module, reshard_after_forward=False)
 
 
-def connect(parallel: Parallel, module: nn.Module, world: World) -> nn.Module:
+def wrap_ddp(parallel: Parallel, module: nn.Module, world: World) -> nn.Module:
     """Return an initialised module whose backward pass sums gradients over ranks."""
     if isinstance(parallel, FSDP) or world.size == 1:
         return module

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from gidd.common.devices import choose
+from gidd.common.devices import resolve_device
 from gidd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ def open_world(
     """Open the world that `torchrun` describes in the environment, or one of this process alone.
 
     A process group that is open already, e.g. that of Accelerate or Ray Train, is used as it is.
-    `device` is as in `choose`, without a number if there are several processes. After `timeout`
-    seconds a rank stops waiting for the others.
+    `device` is as in `resolve_device`, without a number if there are several processes. After
+    `timeout` seconds a rank stops waiting for the others.
     """
     (rank, size), is_open = rank_and_size(), dist.is_initialized()
     place = _device(device, int(os.environ.get("LOCAL_RANK", "0")), size)
@@ -155,7 +155,7 @@ def open_world(
 
 
 def _device(name: str | torch.device | None, local_rank: int, size: int) -> torch.device:
-    device = choose(name)
+    device = resolve_device(name)
     if device.type == "mps" and size > 1:
         raise ConfigError(f"an Apple GPU supports one process, got {size}. Give --device cpu.")
     if device.type != "cuda":

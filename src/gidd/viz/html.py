@@ -36,7 +36,7 @@ class Replay(NamedTuple):
 def write_page(
     path: Path,
     replays: Sequence[Replay],
-    token_texts: TextsOf,
+    decoder: TextsOf,
     mask_id: int | None,
     *,
     kind: Literal["sample", "correct"],
@@ -56,7 +56,7 @@ def write_page(
     strings: dict[str, int] = {}
     data = {
         "kind": kind,
-        "replays": [_packed(replay, token_texts, mask_id, strings) for replay in replays],
+        "replays": [_packed(replay, decoder, mask_id, strings) for replay in replays],
         "strings": list(strings),
         "manifest": manifest,
     }
@@ -78,7 +78,7 @@ def write_page(
 
 
 def _packed(
-    replay: Replay, token_texts: TextsOf, mask_id: int | None, strings: dict[str, int]
+    replay: Replay, decoder: TextsOf, mask_id: int | None, strings: dict[str, int]
 ) -> dict[str, Any]:
     """Return a replay as numbers: each frame has the differences from the frame before.
 
@@ -92,7 +92,7 @@ def _packed(
         tokens: list[int] = frame.tokens.tolist()
         cells = [
             (_MASK, _MASK) if token == mask_id else (token, strings.setdefault(text, len(strings)))
-            for token, text in zip(tokens, token_texts(tokens), strict=True)
+            for token, text in zip(tokens, decoder(tokens), strict=True)
         ]
         changed = [(i, *cell) for i, cell in enumerate(cells) if cell != before[i]]
         before = [*cells]
@@ -101,7 +101,7 @@ def _packed(
             | {
                 "cells": [value for triple in changed for value in triple],
                 "confidence": _permille(frame.probability),
-                "top": _other_choices(frame, free, token_texts, strings),
+                "top": _other_choices(frame, free, decoder, strings),
                 "accuracy": frame.self_accuracy(free.to(frame.tokens.device)),
                 "entropy": frame.mean_entropy(free.to(frame.tokens.device)),
                 "masks": sum(token == mask_id for token in tokens),
@@ -111,14 +111,14 @@ def _packed(
 
 
 def _other_choices(
-    frame: Frame, free: torch.Tensor, token_texts: TextsOf, strings: dict[str, int]
+    frame: Frame, free: torch.Tensor, decoder: TextsOf, strings: dict[str, int]
 ) -> list[int]:
     """Return position, text and probability of the most likely token where it is another one."""
     other = (frame.top != frame.tokens).cpu() & free
     confidence = _permille(frame.top_probability)
     cells: list[int] = []
     for i in other.nonzero().flatten().tolist():
-        (text,) = token_texts([int(frame.top[i])])
+        (text,) = decoder([int(frame.top[i])])
         cells += [i, strings.setdefault(text, len(strings)), confidence[i]]
     return cells
 

@@ -38,11 +38,11 @@ class CanvasView:
     def __init__(
         self,
         console: Console,
-        token_texts: Callable[[Sequence[int]], list[str]],
+        decoder: Callable[[Sequence[int]], list[str]],
         mask_id: int | None,
         num_sequences: int = 1,
     ) -> None:
-        self._console, self._token_texts, self._mask_id = console, token_texts, mask_id
+        self._console, self._token_texts, self._mask_id = console, decoder, mask_id
         self._num_sequences = num_sequences
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._drawn = 0.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import gidd
 from gidd.errors import ConfigError, DataError, LimitReached
-from gidd.pipeline import Correction, NoiseLevel, apply_edits, decide, is_doubtful
+from gidd.pipeline import Correction, NoiseLevel, apply_edits, choose_edit, is_suspect
 from gidd_proof.candidates import Place, find_places, unprotected_words
 from gidd_proof.confidence import LIKELIHOOD, Crop, contenders, crop, prior_scores
 from gidd_proof.contexts import Contexts
@@ -156,10 +156,10 @@ class Proofreader:
         scored += (place for place in variants if taken.isdisjoint(range(place.start, place.stop)))
         scored.sort()
         decided = (
-            decide(place.start, place.texts[0], place.alternatives(rate), min_confidence)
+            choose_edit(place.start, place.texts[0], place.alternatives(rate), min_confidence)
             for place in scored
         )
-        edits = tuple(edit for edit in decided if is_doubtful(edit))
+        edits = tuple(edit for edit in decided if is_suspect(edit))
         task = {
             "task": "proofread",
             "error_rate": error_rate,

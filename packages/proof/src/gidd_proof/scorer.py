@@ -40,7 +40,7 @@ def likelihood_scorer(
         pipe: A pipeline whose tokens are characters.
         noise_rate: Fraction of wrong characters at which the network reads texts.
     """
-    known = map(pipe.token_texts.decode_one, range(pipe.schedule.vocab.size))
+    known = map(pipe.decoder.decode_one, range(pipe.schedule.vocab.size))
     characters = frozenset(text for text in known if len(text) == 1)
     score = CandidateScorer(pipe.window_reader(_CROPS_PER_PASS), pipe.tokenizer, characters)
     time = PosteriorPass(pipe.window_reader()).time(noise_rate)

@@ -1,4 +1,4 @@
-"""Likelihoods: `texts` (what is scored, in batches) and `estimator` (the one estimator)."""
+"""Likelihoods: `scoring` (what is scored, in batches) and `estimator` (the one estimator)."""
 
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,6 @@ if TYPE_CHECKING:
         RankGroup as RankGroup,
         estimate_nelbo as estimate_nelbo,
     )
-    from gidd.diffusion.likelihood.texts import ScoredText as ScoredText
+    from gidd.diffusion.likelihood.scoring import ScoredText as ScoredText
 
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -21,7 +21,7 @@ from torch import Tensor
 from gidd.common.config.allowed import choice, integer, require_allowed
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.elbo import elbo_terms
-from gidd.diffusion.likelihood.texts import ScoredText, ScoringBatch, pair_batches
+from gidd.diffusion.likelihood.scoring import ScoredText, ScoringBatch, pair_batches
 from gidd.diffusion.loss import CHUNK_TOKENS, FusedLoss, HiddenAndHead, fused_loss
 from gidd.diffusion.process import marginal_at, noise, sample_prior
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers, uniforms

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import record_function
 
-from gidd.common.devices import has_kernels, kind_of
+from gidd.common.devices import device_type, has_kernels
 from gidd.diffusion.elbo import elbo_weight
 from gidd.diffusion.loss.token_terms import LossTokens, loss_rows, select, token_terms
 from gidd.diffusion.schedule import Flags, MixingSchedule, Sequences, Times
@@ -87,14 +87,14 @@ def fused_loss(
             touched, weight = touched & scored, weight * scored
         flat = schedule.flat_beta_pi(t)
         masks_only = flat is not None and flat.other is None
-        row = select(touched, masks_only or scored is not None, kind_of(hidden))
+        row = select(touched, masks_only or scored is not None, device_type(hidden))
         width = _width(schedule.vocab.size, hidden)
         tokens = LossTokens.of(schedule, t, x, z, loss_weight * touched, row, width)
         states = _in_autocast(hidden.flatten(0, 1))
         loss, kl, itakura_saito = _head_loss(
             states, head_weight, head_bias, tokens, chunk_tokens, compiled
         )
-        if kind_of(hidden) != "cpu":  # others were computed as well
+        if device_type(hidden) != "cpu":  # others were computed as well
             kl, itakura_saito = (torch.where(touched.flatten(), v, 0) for v in (kl, itakura_saito))
         return FusedLoss(loss, weight, kl.view_as(x), itakura_saito.view_as(x))
 
@@ -219,7 +219,7 @@ def _head_of(weight: Tensor, bias: Tensor, hidden: Tensor) -> tuple[Tensor, Tens
 
 def _width(size: int, hidden: Tensor) -> int:
     """Return the number of logits per token, with padding."""
-    return size if kind_of(hidden) == "cpu" else -(-size // HEAD_ROWS) * HEAD_ROWS
+    return size if device_type(hidden) == "cpu" else -(-size // HEAD_ROWS) * HEAD_ROWS
 
 
 def _add_product(total: Tensor, d_logits: Tensor, states: Tensor, first: bool) -> None:
@@ -227,7 +227,7 @@ def _add_product(total: Tensor, d_logits: Tensor, states: Tensor, first: bool) -
     beta = 0 if first else 1
     if d_logits.dtype == total.dtype:
         torch.addmm(total, d_logits.T, states, beta=beta, out=total)
-    elif kind_of(total) == "cuda":
+    elif device_type(total) == "cuda":
         # accumulated in float32: the product itself is never rounded
         torch.addmm(total, d_logits.T, states, out_dtype=total.dtype, beta=beta, out=total)
     else:
@@ -263,7 +263,7 @@ def _blocks(tokens: LossTokens, logits: Tensor, with_gradient: bool) -> Iterator
 
     The rows of one sample share a row of noise.
     """
-    if kind_of(logits) != "cpu":
+    if device_type(logits) != "cpu":
         yield slice(None)
         return
     size, ends = max(1, LOSS_BLOCK_ENTRIES // logits.shape[-1]), [len(logits)]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gidd.common.devices import define_kernel, kind_of
+from gidd.common.devices import define_kernel, device_type
 from gidd.diffusion.elbo import itakura_saito_term
 from gidd.diffusion.process import noise_at
 from gidd.diffusion.schedule import TINY, Flags, MixingSchedule, Sequences, Times
@@ -83,7 +83,7 @@ class LossTokens(NamedTuple):
         if self.noise is None or self.sample is None:
             return self
         first, last = self.sample[:1], self.sample[-1:]
-        is_shared = kind_of(first) == "cpu" and torch.equal(first, last)  # they are in order
+        is_shared = device_type(first) == "cpu" and torch.equal(first, last)  # they are in order
         return self._replace(noise=self.noise[first if is_shared else self.sample], sample=None)
 
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         HybridSchedule as HybridSchedule,
     )
     from gidd.diffusion.schedules.mixture import (
-        Component as Component,
         FunctionalSchedule as FunctionalSchedule,
         FunctionAmount as FunctionAmount,
         LinearAmount as LinearAmount,
+        MixtureComponent as MixtureComponent,
         MixtureSchedule as MixtureSchedule,
         NoiseAmount as NoiseAmount,
         PeakedAmount as PeakedAmount,

@@ -123,7 +123,7 @@ class FunctionAmount(NoiseAmount):
         return value + (1 - t) * slope
 
 
-class Component(NamedTuple):
+class MixtureComponent(NamedTuple):
     """One noise distribution and its amount over time."""
 
     noise: Float[Tensor, " V"]
@@ -146,13 +146,13 @@ class MixtureSchedule(MixingSchedule):
     Example: masking, with additional random tokens drawn by their frequency in the corpus::
 
         MixtureSchedule(vocab, (
-            Component(mask_noise(vocab), LinearAmount()),
-            Component(unigram_frequencies, PeakedAmount(peak=0.2)),
+            MixtureComponent(mask_noise(vocab), LinearAmount()),
+            MixtureComponent(unigram_frequencies, PeakedAmount(peak=0.2)),
         ))
     """
 
     vocab: Vocab
-    components: tuple[Component, ...]
+    components: tuple[MixtureComponent, ...]
     """Noise distributions and their amounts over time."""
     _noises: _NoiseCache = field(default_factory=_NoiseCache, init=False, repr=False)
 

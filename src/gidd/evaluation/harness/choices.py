@@ -235,7 +235,7 @@ def generate_texts(
     made, truncated, texts = list[Request](), 0, list[str]()
     stop = tuple(sorted(pipe.tokenizer.terminator_ids))
     for context, settings in requests:
-        tokens = pipe.token_texts.encode(context, "a context")
+        tokens = pipe.decoder.encode(context, "a context")
         wanted = settings.get("max_gen_toks", settings.get("max_new_tokens"))
         wanted = min(_MAX_GENERATED, max_length // 2) if wanted is None else wanted
         num_new = max(1, min(int(wanted), max_length - 1))
@@ -260,7 +260,7 @@ def generate_texts(
     samples = pipe.session.sample(made)
     for (_, settings), request, sample in zip(requests, made, samples, strict=True):
         start = sum(token is not None for token in request.tokens)
-        text, until = "".join(pipe.token_texts(sample.text[start:])), settings.get("until") or ()
+        text, until = "".join(pipe.decoder(sample.text[start:])), settings.get("until") or ()
         stops = [until] if isinstance(until, str) else [stop for stop in until if stop]
         texts.append(text[: end_of_text(text, stops)])
     return texts, sum(sample.forward_passes for sample in samples), truncated

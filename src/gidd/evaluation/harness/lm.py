@@ -125,7 +125,7 @@ class GiddLM(_Base):
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Return (-NELBO, is_greedy) of each request (context, continuation)."""
-        decoder = self.pipe.token_texts
+        decoder = self.pipe.decoder
         encoded = {
             pair: choices.encode_continuation(decoder, *pair)
             for pair in [request.args[:2] for request in requests]
@@ -154,7 +154,7 @@ class GiddLM(_Base):
         texts = list(dict.fromkeys(request.args[0] for request in requests))
         parts, owners = list[Any](), list[int]()
         for owner, text in enumerate(texts):
-            tokens = self.pipe.token_texts.encode(text, "a text")
+            tokens = self.pipe.decoder.encode(text, "a text")
             self.truncated += len(tokens) > self.max_length
             windows = conditional_parts(tokens, 0, self.max_length, [text]) if tokens else ()
             parts += windows

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
         BidirectionalLMConfig as BidirectionalLMConfig,
         MaskedLMConfig as MaskedLMConfig,
     )
-    from gidd.models.backbones.scaled import ScaledConfig as ScaledConfig
+    from gidd.models.backbones.scaled import GiddScalingConfig as GiddScalingConfig
 
 COMPONENTS = {
     "dit": "DiTConfig",
     "time_mapped_dit": "TimeMappedConfig",
     "bidirectional": "BidirectionalConfig",
-    "scaled": "ScaledConfig",
+    "scaled": "GiddScalingConfig",
     "llama-bidirectional": "BidirectionalLMConfig",
     "masked-lm": "MaskedLMConfig",
 }

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gidd.common.devices import kept, kind_of
+from gidd.common.devices import constant_on, device_type
 from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
 
@@ -47,7 +47,7 @@ def rotation(
 
     No buffer, which would be rounded to bf16 and lost on the meta device.
     """
-    return kept(_rotation, device, length, head_width, base)
+    return constant_on(_rotation, device, length, head_width, base)
 
 
 def rotary_frequencies(head_width: int, device: torch.device, base: float) -> Tensor:
@@ -147,7 +147,7 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, t: Float[Tensor, " B"]) -> Float[Tensor, "B time_width"]:
         """Conditioning vector of all blocks."""
-        angle = t.float()[:, None] * kept(_time_frequencies, t.device)
+        angle = t.float()[:, None] * constant_on(_time_frequencies, t.device)
         features = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.input.weight.dtype)
         return F.silu(self.output(F.silu(self.input(features))))
 
@@ -174,7 +174,7 @@ class Attention(nn.Module):
     def forward(self, x: States, angles: Rotation, mask: Mask | None) -> States:
         """Attend where the mask is True with rotated queries and keys; values are not rotated."""
         qkv = self.qkv(x)
-        dtype, kind = qkv.dtype, kind_of(qkv)
+        dtype, kind = qkv.dtype, device_type(qkv)
         if kind == "cpu" and qkv.requires_grad:
             qkv = qkv.float()  # torch's backward pass takes up to four times as long in bf16
         parts = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)

@@ -38,7 +38,7 @@ _POSITIVE = number(lambda value: 0 < value < math.inf, "above 0")
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ScaledConfig:
+class GiddScalingConfig:
     """Sizes and constants of a `ScaledTransformer`."""
 
     vocab_size: Size
@@ -76,7 +76,7 @@ class ScaledTransformer(RotaryTransformer):
 
     has_mixed_types = True
 
-    def __init__(self, config: ScaledConfig) -> None:
+    def __init__(self, config: GiddScalingConfig) -> None:
         super().__init__(config, _Layer, _RMSNorm)
 
     def hidden(self, z: Sequences, t: Times, valid: Flags | None = None) -> Float[Tensor, "B L D"]:
@@ -87,7 +87,7 @@ class ScaledTransformer(RotaryTransformer):
 class _RMSNorm(nn.Module):
     """Division by the root mean square, then a factor 1 + weight, both in float32."""
 
-    def __init__(self, config: ScaledConfig) -> None:
+    def __init__(self, config: GiddScalingConfig) -> None:
         super().__init__()
         self.eps = config.norm_eps
         self.weight = nn.Parameter(torch.zeros(config.width))
@@ -107,7 +107,7 @@ class _Attention(nn.Module):
     queries and keys are normalised over the whole width, before they are split into heads.
     """
 
-    def __init__(self, config: ScaledConfig) -> None:
+    def __init__(self, config: GiddScalingConfig) -> None:
         super().__init__()
         width, self.soft_cap = config.width, config.soft_cap
         head_width = width // config.num_heads
@@ -142,7 +142,7 @@ class _Attention(nn.Module):
 class _MLP(nn.Module):
     """Two linear layers with a squared ReLU."""
 
-    def __init__(self, config: ScaledConfig) -> None:
+    def __init__(self, config: GiddScalingConfig) -> None:
         super().__init__()
         self.up_proj = nn.Linear(config.width, 4 * config.width)
         self.down_proj = nn.Linear(4 * config.width, config.width)
@@ -154,7 +154,7 @@ class _MLP(nn.Module):
 class _Layer(nn.Module):
     """Attention and MLP, each with a norm and a residual connection with a factor of depth."""
 
-    def __init__(self, config: ScaledConfig) -> None:
+    def __init__(self, config: GiddScalingConfig) -> None:
         super().__init__()
         self.factor = config.residual_scale / config.num_layers
         self.attn_layernorm = _RMSNorm(config)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from gidd.diffusion.schedules import (
-    Component,
     HybridSchedule,
     LinearAmount,
     MaskedSchedule,
+    MixtureComponent,
     MixtureSchedule,
     UniformSchedule,
     mask_noise,
@@ -93,7 +93,9 @@ def read_xdlm(checkpoint: ForeignCheckpoint) -> Pretrained:
     vocab = _masked_vocab(checkpoint, dit)
     everywhere = torch.full((vocab.size,), 1 / vocab.size, dtype=torch.float64)
     noise = uniform * everywhere + (1 - uniform) * mask_noise(vocab)
-    return weights.pretrained(dit, MixtureSchedule(vocab, (Component(noise, LinearAmount()),)))
+    return weights.pretrained(
+        dit, MixtureSchedule(vocab, (MixtureComponent(noise, LinearAmount()),))
+    )
 
 
 def read_scdd(checkpoint: ForeignCheckpoint) -> Pretrained:

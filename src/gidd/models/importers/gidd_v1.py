@@ -23,7 +23,7 @@ from gidd.diffusion.schedules import FirstReleaseSchedule, MaskedSchedule, Unifo
 from gidd.errors import CheckpointError
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.layers import rotation
-from gidd.models.backbones.scaled import ScaledConfig
+from gidd.models.backbones.scaled import GiddScalingConfig
 from gidd.models.importers.checkpoint import (
     MASKING_ALONE,
     Constants,
@@ -188,7 +188,7 @@ def read_scaling(checkpoint: ForeignCheckpoint) -> Pretrained:
     vocab_size, width = weights.shape("model.embed_tokens.weight", 2)
     num_heads, head_width = weights.shape("model.layers.0.self_attn.k_bias", 2)
     with blame_file(checkpoint.path):
-        config = ScaledConfig(
+        config = GiddScalingConfig(
             vocab_size=vocab_size,
             max_length=checkpoint.length("max_position_embeddings"),
             width=width,

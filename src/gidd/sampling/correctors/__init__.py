@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from gidd.sampling.correctors.self_correction import (
         Score as Score,
         SelfCorrectionStep as SelfCorrectionStep,
-        gain as gain,
-        likelihood as likelihood,
+        rank_by_probability as rank_by_probability,
+        rank_by_ratio as rank_by_ratio,
     )
 
 COMPONENTS: dict[str, str] = {

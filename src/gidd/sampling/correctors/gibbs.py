@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gidd.common.config.allowed import integer, require_allowed
-from gidd.common.devices import kind_of, positions
+from gidd.common.devices import device_type, positions
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedule import MixingSchedule, Times
@@ -111,7 +111,7 @@ def top_spaced(
         best = torch.where(allowed, score, lowest).argmax(-1, keepdim=True)
         chosen |= (position == best) & allowed
         allowed = allowed & ((position - best).abs() >= distance)
-        if kind_of(allowed) == "cpu" and not allowed.any():  # on a GPU this would synchronize
+        if device_type(allowed) == "cpu" and not allowed.any():  # on a GPU this would synchronize
             break
     return chosen
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 _COUNT = integer(1, fix="The paper commits 1 token per call, with a patience of 32.")
-_SCORE = Allowed(callable, "a function of a Proposal", "Use likelihood (the paper) or gain.")
+_SCORE = Allowed(
+    callable, "a function of a Proposal", "Use rank_by_probability (the paper) or rank_by_ratio."
+)
 
 
 class Proposal(NamedTuple):
@@ -39,12 +41,12 @@ Score = Callable[[Proposal], Tensor]
 """Score function; changes with the highest scores are made first."""
 
 
-def likelihood(proposal: Proposal) -> Tensor:
+def rank_by_probability(proposal: Proposal) -> Tensor:
     """Rank by the probability of the new token at the temperature: the paper's score."""
     return proposal.scaled_log_odds
 
 
-def gain(proposal: Proposal) -> Tensor:
+def rank_by_ratio(proposal: Proposal) -> Tensor:
     """Rank by new / old, the probability ratio of the new token to the old."""
     return proposal.new / proposal.old.clamp_min(TINY)
 
@@ -71,8 +73,8 @@ class SelfCorrectionStep:
     """Changes to commit per call; the paper commits 1."""
     distance: Annotated[int, DISTANCE] = 1
     """Least distance in tokens between changes of one call."""
-    score: Annotated[Score, _SCORE] = likelihood
-    """Ranks the changes: `likelihood` or `gain`."""
+    score: Annotated[Score, _SCORE] = rank_by_probability
+    """Ranks the changes: `rank_by_probability` or `rank_by_ratio`."""
 
     __post_init__ = require_allowed
 

@@ -1,7 +1,8 @@
 """Objectives: what training minimises for a noisy batch. Tests cover all that `COMPONENTS` names.
 
-An objective is a callable (denoiser, noisy) that returns what `nelbo` returns, or a scalar loss
-(`gidd.training.objective.LossFunction`): a function, or a frozen dataclass if it has options.
+An objective is a callable (denoiser, noisy) that returns what `nelbo_objective` returns, or a
+scalar loss (`gidd.training.objective.LossFunction`): a function, or a frozen dataclass if it has
+options.
 Modules here import torch only inside functions: help lists objectives without it.
 """
 
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from gidd.training.corruption import NoisyBatch
     from gidd.training.objective import NoisyLoss
 
-COMPONENTS: dict[str, str] = {"nelbo": "nelbo", "drafts": "Drafts"}
+COMPONENTS: dict[str, str] = {"nelbo": "nelbo_objective", "drafts": "Drafts"}
 """Function or class of each objective by its name."""
 
 
-def nelbo(denoiser: Denoiser, noisy: NoisyBatch) -> NoisyLoss:
+def nelbo_objective(denoiser: Denoiser, noisy: NoisyBatch) -> NoisyLoss:
     """Return the NELBO of Eq. 14 at one time per sample, with the weights of `noisy.weighting`."""
     from gidd.diffusion.loss import loss_at
     from gidd.training.objective import NoisyLoss

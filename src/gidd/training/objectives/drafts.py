@@ -56,10 +56,10 @@ class Drafts:
 
     def __call__(self, denoiser: Denoiser, noisy: NoisyBatch) -> NoisyLoss:
         """Draft random tokens of some samples, and return the loss of all samples."""
-        from gidd.training.objectives import nelbo
+        from gidd.training.objectives import nelbo_objective
 
         if self.fraction == 0:
-            return nelbo(denoiser, noisy)
+            return nelbo_objective(denoiser, noisy)
         import torch
 
         from gidd.diffusion.randomness import UNIT_BITS, Stream
@@ -73,4 +73,4 @@ class Drafts:
             replaced = replaced & (noisy.z != mask_id)
             blank = replace(noisy, z=noisy.z.masked_fill(replaced, mask_id))
         z = torch.where(replaced, predict(denoiser, blank), noisy.z)
-        return nelbo(denoiser, replace(noisy, z=z))._replace(reported=~is_drafted)
+        return nelbo_objective(denoiser, replace(noisy, z=z))._replace(reported=~is_drafted)

@@ -73,9 +73,9 @@ def _text_of(pipe: Pipeline, tokens: str | list[int]) -> str:
     if isinstance(tokens, str):
         return tokens
     if all(token < pipe.schedule.vocab.size for token in tokens):
-        text = "".join(pipe.token_texts(tokens))
+        text = "".join(pipe.decoder(tokens))
         try:
-            if pipe.token_texts.encode(text, "the prompt") == tokens:
+            if pipe.decoder.encode(text, "the prompt") == tokens:
                 return text
         except DataError:
             pass
@@ -101,7 +101,7 @@ def complete(
         confidence=body.logprobs is not None and not pipe.can_score_visible_tokens,
         **sampling_settings(pipe, body),
     )
-    first = len(pipe.token_texts.encode(prompt, "the prompt"))
+    first = len(pipe.decoder.encode(prompt, "the prompt"))
     choices: list[Json] = []
     for k, generation in enumerate(generations):
         text = generation.filled[0]
@@ -172,7 +172,7 @@ def _piece_between(
     (generation,) = pipe.generate(start_index=index, **settings)
     yield prompt + generation.filled[0]
     protected = generation.trace.protected
-    num_given = len(pipe.token_texts.encode(prompt, "the prompt"))
+    num_given = len(pipe.decoder.encode(prompt, "the prompt"))
     return StreamEnd(num_given, len(protected) - sum(protected), is_stopped=False)
 
 
@@ -275,7 +275,7 @@ def _edit(start: int, old: str, new: str, confidence: float) -> Json:
 
 def score(pipe: Pipeline, body: ScoreBody) -> Json:
     """Return the likelihood of a text, and the probability of each of its tokens."""
-    prompt_tokens = pipe.token_texts.encode(body.prompt, "the prompt")
+    prompt_tokens = pipe.decoder.encode(body.prompt, "the prompt")
     tokens = pipe.encode(body.text, "the text")
     result: Json = {"text": body.text, "nelbo": None, "error_rate": None, "forward_passes": 0}
     if pipe.can_score_visible_tokens:
@@ -300,7 +300,7 @@ def score(pipe: Pipeline, body: ScoreBody) -> Json:
     listed = _scored_tokens(pipe, tokens, [entry.probability for entry in token_scores])
     for entry, token_score in zip(listed, token_scores, strict=True):
         entry["alternatives"] = [
-            {"text": pipe.token_texts.decode_one(token), "probability": p}
+            {"text": pipe.decoder.decode_one(token), "probability": p}
             for token, p in token_score.top
         ]
     result["error_rate"] = pipe.noise_level(body.text).error_rate if body.likelihood else None
@@ -308,7 +308,7 @@ def score(pipe: Pipeline, body: ScoreBody) -> Json:
 
 
 def _scored_tokens(pipe: Pipeline, tokens: Any, probabilities: Any) -> list[Json]:
-    texts = pipe.token_texts(tokens)
+    texts = pipe.decoder(tokens)
     values = probabilities or [None] * len(texts)
     return [{"text": text, "probability": p} for text, p in zip(texts, values, strict=True)]
 
@@ -320,7 +320,7 @@ def _logprobs(pipe: Pipeline, generation: Generation, start: int, end: int, top:
     one with which a token was written, and no others are known.
     """
     tokens = list(generation.trace.tokens)
-    texts = pipe.token_texts(tokens[:end])[start:]
+    texts = pipe.decoder(tokens[:end])[start:]
     offsets = list(accumulate(map(len, texts), initial=0))[:-1]
     if pipe.can_score_visible_tokens:
         token_scores = pipe.token_probabilities(tokens, top)[start:end]
@@ -329,7 +329,7 @@ def _logprobs(pipe: Pipeline, generation: Generation, start: int, end: int, top:
         token_scores = [TokenProbability(p, ((tokens[i], p),)) for i, p in enumerate(written)][
             start:end
         ]
-    decode = pipe.token_texts.decode_one
+    decode = pipe.decoder.decode_one
     return {
         "tokens": texts,
         "token_logprobs": [_log(score.probability) for score in token_scores],
@@ -347,7 +347,7 @@ MASK = "░"
 
 
 @dataclass(frozen=True)
-class Frame:
+class StreamEvent:
     """A sequence after a step."""
 
     request: Request
@@ -358,9 +358,9 @@ class Frame:
     steps: int
     edits: tuple[Edit, ...]
 
-    def after(self, other: object) -> Frame | None:
+    def after(self, other: object) -> StreamEvent | None:
         """Return what replaces this one and an earlier one of its sequence; None for others."""
-        if isinstance(other, Frame) and other.request is self.request:
+        if isinstance(other, StreamEvent) and other.request is self.request:
             return replace(self, edits=(*other.edits, *self.edits))
         return None
 
@@ -377,12 +377,14 @@ def frame_emitter(emit: Emit | None) -> OnStep | None:
             start = starts.setdefault(request.sample_index, request.first_blank)
             if tokens:
                 steps = event.steps_done, event.num_steps
-                emit(Frame(request, tokens, start, *steps, event.edits))
+                emit(StreamEvent(request, tokens, start, *steps, event.edits))
 
     return on_step
 
 
-def describe_frame(pipe: Pipeline, frame: Frame, start: int = 0, stop: int | None = None) -> Any:
+def describe_frame(
+    pipe: Pipeline, frame: StreamEvent, start: int = 0, stop: int | None = None
+) -> Any:
     """Return the text of some positions of a frame, and the edits there.
 
     Offsets of edits are characters of the text. The index is the one of the sample or, if a text is
@@ -390,7 +392,7 @@ def describe_frame(pipe: Pipeline, frame: Frame, start: int = 0, stop: int | Non
     """
     mask_id = pipe.schedule.vocab.mask_id
     tokens = frame.request.truncate_at_stop(frame.tokens)[start:stop]
-    pairs = zip(pipe.token_texts(tokens), tokens, strict=True)
+    pairs = zip(pipe.decoder(tokens), tokens, strict=True)
     texts = [MASK if token == mask_id else text for text, token in pairs]
     starts = list(accumulate(map(len, texts), initial=0))
     last = {edit.position: edit for edit in frame.edits}
