@@ -6,7 +6,7 @@ from gidd.data.batch import Batch
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.weighting import Weighting
 from gidd.models import Denoiser
-from gidd.training import Corruption, StepMetrics, TrainedModel, TrainStep, nelbo
+from gidd.training import Corruption, StepMetrics, TrainedModel, TrainStep, nelbo_objective
 from gidd.training.loop import StepLoss, step_loss
 
 
@@ -16,7 +16,7 @@ def step_of(
     weighting: Weighting,
     *,
     token_bytes: Tensor | None = None,
-    objective=nelbo,
+    objective=nelbo_objective,
     **settings: object,
 ) -> TrainStep:
     """Return what a step of this denoiser computes; `settings` are those of `Corruption`."""

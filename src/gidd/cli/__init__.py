@@ -76,7 +76,7 @@ COMMANDS = {  # module of this package: what it does
     "compare": "compare two results of `gidd eval`: numbers, significance, settings",
     "plot": "plot runs, results of evaluations and noise schedules",
     "demo": "see a small model write, fill blanks and correct itself",
-    "doctor": "show what is installed, what is missing for what, and the speed of this machine",
+    "doctor": "check the installation and measure this machine",
     "plan": "estimate memory, time, network traffic and failures of a run on other hardware",
     "completion": "print a script that completes commands and options in bash, zsh or fish",
 }

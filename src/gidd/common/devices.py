@@ -45,7 +45,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def device_type(tensor: Tensor) -> str:
-    """Return the device type by which code chooses how to compute; inside `acting_as`, that one."""
+    """Return the type of a tensor's device, or inside of `acting_as` the type that it names."""
     faked = None if torch.compiler.is_compiling() else _acting_as.get()
     return faked or tensor.device.type
 
@@ -80,7 +80,7 @@ def _positions(device: torch.device, length: int) -> Tensor:
 
 
 def constant_on(compute: Callable[..., Any], device: torch.device, *arguments: float) -> Any:
-    """Compute constants on a CPU; on a GPU, where each operation is a launch, keep them."""
+    """Return `compute(device, *arguments)`, cached on GPUs to save kernel launches."""
     return (_kept_on_gpu(compute) if device.type == "cuda" else compute)(device, *arguments)
 
 

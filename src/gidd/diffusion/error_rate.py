@@ -88,7 +88,7 @@ def time_at_error_rate(
 
 
 def _search(schedule: MixingSchedule, wanted: Tensor, low: float, high: float) -> Tensor:
-    """Divide the interval of each error rate by several points at once, again and again."""
+    """Return the time of each error rate, by multi-point bisection of all rates in parallel."""
     room = _SEARCH_ENTRIES // (schedule.vocab.size * len(wanted))
     num_points = min(max(1, room), _MAX_POINTS)
     fraction = torch.arange(num_points + 2, dtype=wanted.dtype) / (num_points + 1)

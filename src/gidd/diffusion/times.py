@@ -117,7 +117,8 @@ def paper_nodes(
     """The paper's benchmark recipe (App. F): times evenly spaced in [eps, 1 - eps], ends included.
 
     It is biased upwards for p_u > 0, because the integrand is largest at the first node, which has
-    the weight of a full interval. A shift has no effect: it gives the number of equal rows.
+    the weight of a full interval. `shift` is ignored, except that its length is the
+    number of rows returned.
     """
     _require_eps(eps)
     t = torch.linspace(eps, 1 - eps, _require_steps(num_nodes), dtype=torch.float64)

@@ -51,7 +51,7 @@ class EncodedDocument(NamedTuple):
 
 
 class EncodedCorpus(NamedTuple):
-    """Documents that have tokens, the number of others, and a hash of all texts."""
+    """Documents that have tokens, the number of empty documents, and a hash of all texts."""
 
     documents: list[EncodedDocument]
     num_skipped: int

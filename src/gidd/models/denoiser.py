@@ -154,7 +154,8 @@ class Denoiser(nn.Module):
         if not self.has_linear_head:
             raise ConfigError(
                 f"{type(self.backbone).__name__} has logits that are not linear in its hidden "
-                "states, which training here requires. Fine-tune it with the library it is from."
+                "states. Training and per-token evaluation need a linear head: use another "
+                "network, or the library of this one."
             )
         self.gather_head()
         linear, size = self.backbone.head, self.vocab.size

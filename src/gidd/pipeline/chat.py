@@ -37,7 +37,7 @@ class ChatAnswer:
 
 
 class AnswerEnd(NamedTuple):
-    """What ends an answer."""
+    """The tokens and strings that end an answer."""
 
     tokens: frozenset[int]
     """End-of-text, padding and the token that the chat template writes after an answer."""
@@ -46,7 +46,7 @@ class AnswerEnd(NamedTuple):
 
 
 def answer_end_of(tokenizer: Tokenizer, stop: Sequence[str] = ()) -> AnswerEnd:
-    """Return what ends an answer by the chat template and some stop strings."""
+    """Return the tokens and strings that end an answer: of the chat template, and `stop`."""
     written = answer_end(tokenizer)
     first = frozenset(tokenizer.encode_with_special(written)[:1])
     if first <= tokenizer.special_ids:

@@ -1,4 +1,4 @@
-"""Correction of found text by the posterior of each token, and self-correction (App. C).
+"""Correction of any text by the posterior of each token, and self-correction (App. C).
 
 Both keep the number of tokens, and read texts of any length in overlapping windows.
 """

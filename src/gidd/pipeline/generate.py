@@ -181,7 +181,7 @@ def build_choices(
 
 
 def require_no_blocks(block_length: int | None, feature: str) -> None:
-    """Raise `ConfigError` if a text is to be sampled in blocks that has something to its right."""
+    """Raise `ConfigError` if `block_length` is set for a feature that needs text at the right."""
     if block_length is not None:
         raise ConfigError(f"block_length must be None with {feature}, got {block_length}.")
 
@@ -298,7 +298,7 @@ def _filled(decoder: TokenDecoder, template: Tokens, tokens: Sequence[int]) -> I
 
 
 class StreamEnd(NamedTuple):
-    """How a text that was sampled in blocks has ended."""
+    """The end of a text that was sampled in blocks: token counts, and whether it stopped."""
 
     num_given: int
     """Tokens that were given."""
@@ -448,7 +448,7 @@ async def predict_frames(session: Session, requests: Sequence[Request]) -> list[
 
 
 def frames_of_masking(sample: Sample, mask_id: int | None) -> tuple[Frame, ...]:
-    """Return the frames of a network that cannot score visible tokens, and one of the last state.
+    """Return the frames of a sample of a masking-only model, and a frame of its final state.
 
     Visible tokens do not change under masking: each is its own most likely token, and its
     probability is x_theta when it was written, 1 for given tokens.

@@ -170,7 +170,7 @@ def _without_unused_rows(loaded: Pretrained, num_tokens: int) -> Pretrained:
 
 
 def _data_settings(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the format of the training data and its padding, if the model records them."""
+    """Return the recorded format and padding of a model's training data."""
     recorded: Any = summary.get("run", summary.get("source"))  # from a file: it can be anything
     match recorded:
         case {"data": {"format": "text" | "chat" as kind, "padding": "learned" | "ignored" as pad}}:

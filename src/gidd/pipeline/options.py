@@ -297,7 +297,7 @@ def first_changed(options: _Options, *names: str) -> str | None:
 def with_changes(
     options: _Options, changes: dict[str, Any], method: Callable[..., object]
 ) -> _Options:
-    """Return the options with some fields changed, as given to `method`; unknown names raise."""
+    """Return the options with changed fields; unknown names raise, with the name of `method`."""
     names = [field.name for field in fields(options)]
     for name in changes:
         if name not in names:

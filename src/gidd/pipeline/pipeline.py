@@ -500,7 +500,7 @@ class Pipeline:
         protected: Any = (),
         on_progress: OnCharacters | None = None,
     ) -> Correction | list[Correction]:
-        """Replace the tokens of a found text, or of several texts, that are probably wrong.
+        """Correct one or several texts: replace the tokens that are probably wrong.
 
         Each token is scored by its posterior probability at the error rate of the text
         (`gidd.sampling.correctors.posterior`), and the number of tokens does not change. Line
@@ -543,7 +543,7 @@ class Pipeline:
         options: SelfCorrectionOptions = _CORRECTION,
         **changes: Any,
     ) -> SelfCorrection:
-        """Replace tokens by self-correction (Algorithm 1, App. C), for samples of the model.
+        """Correct a sample of the model by self-correction (Algorithm 1, App. C).
 
         Every token for which the model prefers another one may be replaced. That improves samples
         of the model; for other texts use `correct`. Give the sample itself, so that its prompt, and
@@ -619,7 +619,7 @@ class Pipeline:
         return token_probabilities(self, tokens, top)
 
     def window_reader(self, batch_size: int | None = None) -> WindowReader:
-        """Return what reads predictions and posteriors of windows of texts.
+        """Return a `WindowReader`, which reads predictions and posteriors for windows of texts.
 
         `batch_size` is the smallest batch size of a forward pass, e.g. for many short texts.
         """
@@ -685,7 +685,7 @@ class Pipeline:
         }
 
     def manifest(self, start: float, task: ResultManifest, forward_passes: int) -> ResultManifest:
-        """Return what identifies the model, its settings and a task that began at `start`."""
+        """Return the manifest of a task that began at `start`: model, versions and settings."""
         return {
             **self.describe(),
             **task,
@@ -695,7 +695,7 @@ class Pipeline:
         }
 
     def _complete(self, start: float, results: Sequence[_Result]) -> list[_Result]:
-        """Return results whose manifests, the settings of their tasks, are completed."""
+        """Return the results with complete manifests."""
         return [
             replace(result, manifest=self.manifest(start, result.manifest, result.forward_passes))
             for result in results

@@ -122,7 +122,7 @@ class NoiseLevel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """A text that was given, with the places changed that are probably wrong."""
+    """A corrected text, and its edits."""
 
     text: str
     original: str
@@ -294,7 +294,7 @@ def describe_processors(processors: Sequence[Processor]) -> list[str]:
 
 
 SUSPECT_BELOW: Final = 0.9
-"""A place is listed if it is right as it is with less than this probability."""
+"""Positions whose token has a lower posterior probability are listed as doubtful."""
 
 
 class Alternative(NamedTuple):
@@ -356,7 +356,7 @@ def choose_edit(
 
 
 def is_suspect(edit: TextEdit) -> bool:
-    """Whether an edit is worth listing."""
+    """Whether to list an edit: it is a change, or the old text is suspect (`SUSPECT_BELOW`)."""
     return edit.is_change or edit.probability_of(edit.old) < SUSPECT_BELOW
 
 

@@ -123,7 +123,7 @@ class TokenDecoder:
         return EncodedText((*sample.tokens, *rest.tokens), (*texts, *rest.texts), fixed)
 
     def decode_like(self, tokens: Sequence[int], encoded: EncodedText) -> list[str]:
-        """Return the texts of tokens at the positions of a text, its own where they are equal."""
+        """Return the texts of new tokens of an encoded text; unchanged tokens keep their texts."""
         if not self.tokenizer.is_character_level:
             return self._as_begun(self(tokens), "".join(encoded.texts[:1]))
         old = zip(encoded.tokens, encoded.texts, strict=True)
@@ -289,7 +289,7 @@ def without_partial_stop(text: str, stop: Sequence[str]) -> str:
 def cut_at_stop(
     generation: Generation, decoder: TokenDecoder, num_given: int, stop: Sequence[str]
 ) -> Generation:
-    """Return a result that ends before the first stop string after the given tokens.
+    """Return a generation cut before its first stop string after the prompt.
 
     `tokens` end before the token in which the string begins, of which `text` may have a part.
     """

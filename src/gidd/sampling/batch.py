@@ -1,4 +1,4 @@
-"""Sequences of one shape, each in a row of its own, and one step of them in one forward pass."""
+"""A batch of sequences of one shape, a row for each, and one denoising step of all rows."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Batch:
         return sum(member is not None for member in self._members)
 
     def num_rows(self, num_active: int) -> int:
-        """Return the number of sequences in a forward pass of some active ones."""
+        """Return the number of rows of a forward pass for `num_active` sequences."""
         return next(rows for rows in self._row_buckets if rows >= num_active)
 
     def park(self, progress: Progress) -> None:
-        """Take the row of a sequence, and keep its state."""
+        """Free the row of a sequence, and keep its state until it joins again."""
         row = self._members.index(progress)
         assert self._state is not None
         state = self._state.rows(self._integers([row]))
@@ -68,13 +68,13 @@ class Batch:
         self._members[row] = None
 
     def leave(self, progress: Progress) -> None:
-        """Forget a sequence that is done."""
+        """Free the row of a sequence that is done."""
         self._parked.pop(progress, None)
         if progress in self._members:
             self._members[self._members.index(progress)] = None
 
     def join(self, joining: Sequence[Progress]) -> None:
-        """Give rows to sequences; those that fail, or have no step to make, are done."""
+        """Give rows to sequences. Sequences that fail or have no step to make are done."""
         free = [row for row, member in enumerate(self._members) if member is None]
         parked = [progress for progress in joining if progress in self._parked]
         new = [progress for progress in joining if progress not in self._parked]
@@ -88,7 +88,7 @@ class Batch:
 
     @torch.no_grad()
     def _start_or_fail(self, rows: list[int], members: list[Progress]) -> None:
-        """Start sequences; if that fails, one by one, so that only those that failed end."""
+        """Start sequences; after an error one by one, so that only the failing sequences end."""
         try:
             self._start(rows, members)
         except BaseException as error:
@@ -209,7 +209,7 @@ class Batch:
         return {k: tuple(best) for k, (best, score) in enumerate(pairs) if score >= 0}
 
     def _edits(self, result: _Result) -> dict[int, list[Edit]]:
-        """Return the edits of rows that changed: by the step, then by restored states."""
+        """Return the edits of each row: tokens that the step changed, then restored tokens."""
         edits: dict[int, list[Edit]] = {}
         old, numbers = self._tokens[result.rows], result.numbers
         probability = numbers["bits"].astype(np.int32).view(np.float32)

@@ -1,4 +1,4 @@
-"""Texts in blocks, from left to right: each is finished before the next one begins."""
+"""Sampling in blocks, from left to right: a block is finished before the next one begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gidd.sampling.session import Session
 
 
 def next_block(request: Request, tokens: tuple[int, ...], block_length: int) -> Request | None:
-    """Return the request of the block after the finished `tokens`; None if all are finished.
+    """Return the request of the block after `tokens`; None if all blocks are finished.
 
     Each block has all steps of the plan. A finished block does not change, and a block is
     conditioned on the tokens to its left only.
@@ -38,7 +38,7 @@ def _block_end(request: Request, done: int, block_length: int) -> int:
 
 
 def blocks_of(request: Request, block_length: int) -> list[Request]:
-    """Return the requests of all blocks, with blanks in place of the tokens of those before."""
+    """Return the requests of all blocks; the tokens of earlier blocks are blanks."""
     blocks, done = list[Request](), 0
     while done < len(request.tokens):
         done = _block_end(request, done, block_length)
@@ -47,7 +47,7 @@ def blocks_of(request: Request, block_length: int) -> list[Request]:
 
 
 def cost_of_blocks(session: Session, request: Request, block_length: int) -> int:
-    """Return the cost of all blocks of a request, if none of them ends it early."""
+    """Return the largest cost of a request that is sampled in blocks."""
     return sum(map(session.cost, blocks_of(request, block_length)))
 
 

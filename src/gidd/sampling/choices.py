@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AllowedTexts:
-    """A slot of blanks, and the sequences of tokens of which it becomes one."""
+    """Blanks to fill with one of several sequences of tokens, and these sequences."""
 
     start: int
     """Position of the first blank."""
@@ -44,11 +44,11 @@ class AllowedTexts:
 
     @property
     def slot(self) -> slice:
-        """The positions."""
+        """The positions of the blanks."""
         return slice(self.start, self.start + len(self.options[0]))
 
     def check(self, blank: Sequence[bool], mask_id: int | None) -> None:
-        """Raise `ConfigError` unless the options are for blanks of a sequence."""
+        """Raise `ConfigError` unless the options fit blanks of the sequence."""
         lengths = sorted({len(option) for option in self.options})
         if len(lengths) != 1 or lengths[0] == 0 or len(set(self.options)) < len(self.options):
             raise ConfigError(
@@ -65,7 +65,7 @@ class AllowedTexts:
 
 
 class Constrained:
-    """x_theta of a step to time s that is one-hot at the drawn options of each sequence's slots."""
+    """Wraps x_theta so that it is one-hot, in each slot, at the option drawn for time s."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Constrained:
         self._slots = [(k, choice) for k in range(len(choices)) for choice in choices[k]]
 
     def __call__(self, state: State, t: Times, where: Bool[Tensor, "B L"]) -> Rows:
-        """Return the rows; outside of slots those of the wrapped function."""
+        """Return the rows of x_theta; outside of slots they are unchanged."""
         flat = self._draw(state, t, where, self._table(state)).flatten()
 
         def one_hot(rows: Tensor, index: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Guidance:
-    """How strongly a request follows its condition, and its sequence without the condition."""
+    """Classifier-free guidance of a request: its scale, and the tokens without the condition."""
 
     scale: Annotated[float, GUIDANCE_SCALE]
     """w of `guide`; 1 is no guidance."""
@@ -53,7 +53,7 @@ def guide(
 
 
 def guided(predict: Predict, guidances: Sequence[Guidance]) -> Predict:
-    """Return x_theta guided by the guidance of each sequence."""
+    """Wrap x_theta so that each sequence gets its guidance; two rows per guided sequence."""
     doubled: list[tuple[State, State, Times]] = []  # the last one: its forward pass is kept
 
     def double(state: State, t: Times) -> tuple[State, Times]:

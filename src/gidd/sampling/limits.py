@@ -1,4 +1,4 @@
-"""Limits of a call, which everything that it computes obeys.
+"""Time and cost limits of a call, for everything that the call computes.
 
     with Budget(seconds=30, max_cost=10**6) as budget:
         pipe.generate(prompt="I")
@@ -23,7 +23,7 @@ from gidd.errors import ConfigError, LimitReached
 
 
 class Budget:
-    """Time and cost of all requests and other forward passes that are made inside of it.
+    """Limits time and cost of all requests and forward passes inside of a `with` block.
 
     A budget inside of another one is limited by both.
     """
@@ -64,7 +64,7 @@ class Budget:
 
     @classmethod
     def current(cls) -> Budget:
-        """Return the budget that this code runs inside of, or one without limits."""
+        """Return the budget of this context, or a budget without limits."""
         return _CURRENT.get() or cls()
 
     def __enter__(self) -> Self:
@@ -92,13 +92,13 @@ class Budget:
 
     @property
     def late_error(self) -> LimitReached:
-        """The error of what is not done in time."""
+        """The error raised after the time limit."""
         if self._outer is not None and self._own_seconds_left:
             return self._outer.late_error
         return LimitReached(f"the call must be finished within {self._seconds or 0:g} seconds.")
 
     def check(self) -> None:
-        """Raise if it was cancelled or has ended, or if the time is over."""
+        """Raise if the budget was cancelled or has ended, or if the time is over."""
         if self._outer is not None:
             self._outer.check()
         if self._is_over:
@@ -127,7 +127,7 @@ class Budget:
             self.unused += cost
 
     def use(self, cost: int) -> None:
-        """Begin work: take its cost from what is reserved, and reserve what is missing."""
+        """Begin work of a cost: use up the reserved cost, and reserve the rest if it is more."""
         with self._lock:
             if cost > self.unused:
                 self.reserve(cost - self.unused)
@@ -136,7 +136,7 @@ class Budget:
                 self._outer.use(cost)
 
     def add_computed(self, cost: int) -> None:
-        """Count work that was made."""
+        """Add to the computed cost."""
         with self._lock:
             self.computed += cost
             if self._outer is not None:
@@ -162,7 +162,7 @@ class Budget:
                     self._settle()
 
     def cancel(self) -> None:
-        """End everything that is awaited inside, from any thread, with `asyncio.CancelledError`."""
+        """Cancel all work inside with `asyncio.CancelledError`; may be called from any thread."""
         with self._lock:
             self._is_over = True
             cancels = list(self._open)
@@ -171,7 +171,7 @@ class Budget:
             cancel()
 
     def _settle(self) -> None:
-        """Give back what was reserved and not computed, if nothing is computed any more."""
+        """Give back the reserved cost that was not computed, once no work is left."""
         if self._open or self.cost == self.computed:
             return
         if self._charge is not None:

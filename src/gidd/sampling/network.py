@@ -41,7 +41,7 @@ class DenoisingNetwork(Protocol):
         t: Float[Tensor, " B"],
         valid: Bool[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Compute the features that enter the output head (one forward pass of the backbone).
+        """Return the features that enter the output head: one forward pass of the backbone.
 
         `valid` is False at padding, which is at the end of rows and can be any token; None: all
         rows are full. Features of valid tokens do not depend on padding.
@@ -49,7 +49,7 @@ class DenoisingNetwork(Protocol):
         ...
 
     def distribution(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
-        """Compute x_theta from features, position by position."""
+        """Return x_theta of features, computed position by position."""
         ...
 
 
@@ -72,7 +72,7 @@ class FunctionNetwork:
         return self.x_theta(z, t)
 
     def distribution(self, hidden: Tensor) -> Tensor:
-        """Return the features, which are x_theta already."""
+        """Return the features unchanged: they are x_theta already."""
         return hidden
 
 

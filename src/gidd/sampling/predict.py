@@ -1,4 +1,4 @@
-"""x_theta where a step asks for it: of a network, then with guidance, processors and choices.
+"""x_theta at the positions that a step reads; guidance, processors and choices wrap it.
 
 A `Predict` is a function. The others are wrappers of it, which combine:
 
@@ -43,7 +43,7 @@ RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
 class Rows:
-    """x_theta at the chosen positions. All that is returned is [B, L, ...], and 0 elsewhere."""
+    """x_theta at chosen positions. Methods return tensors [B, L, ...], 0 elsewhere."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Rows:
         tile: int,
         compute: Callable[[Int[Tensor, " k"]], Float[Tensor, "T V"]],
     ) -> None:
-        """Take flat positions, and a function that computes at most `tile` of them.
+        """Take flat positions, and a function that computes x_theta of at most `tile` of them.
 
         It returns their rows, and may return rows of padding behind them.
         """
@@ -62,7 +62,7 @@ class Rows:
         self._kept: list[Tensor] = []
 
     def map(self, function: Callable[[Tensor, Tensor], Tensor]) -> Rows:
-        """Return rows of which each tile was changed by a function of it and its positions."""
+        """Return the rows, with `function(tile, positions)` applied to each tile of x_theta."""
         return Rows(
             self.tokens,
             self.index,
@@ -85,7 +85,7 @@ class Rows:
         self._kept = kept
 
     def read(self, function: RowFunction) -> tuple[Tensor, ...]:
-        """Return the values of a function of each row."""
+        """Return the values of a function of each row of x_theta."""
         parts: list[tuple[Tensor, ...]] = []
         if not len(self.index):
             parts.append(
@@ -173,7 +173,7 @@ class Rows:
     def log_odds(
         self, token: Int[Tensor, "B L"], where: Bool[Tensor, "B L"], temperature: float
     ) -> Float[Tensor, "B L"]:
-        """Return `scaled_log_odds` of tokens, `where` they are asked for."""
+        """Return the `scaled_log_odds` of tokens at the positions `where`."""
         tokens, chosen = token.flatten(), where.flatten()
 
         def odds_of(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:
@@ -205,7 +205,7 @@ def scaled_log_odds(
 
 
 class NetworkPredict:
-    """x_theta of a network: one forward pass for each state and time of which something is read.
+    """x_theta of a network, with one forward pass per state and time, made when it is read.
 
     Results must not depend on the rest of the batch, but the last bits of a matrix product depend
     on its shape. So shapes are fixed: every batch has the same number of sequences, and the head
@@ -229,7 +229,7 @@ class NetworkPredict:
         """Tokens, times and features of the last forward pass."""
 
     def __call__(self, state: State, t: Times, where: Tensor) -> Rows:
-        """Return the rows; the network runs if there are any."""
+        """Return x_theta at the positions; the network runs only if there are any."""
         index = where.flatten().nonzero().squeeze(-1)
         length, size = state.tokens.shape[1], self._vocab_size
         tile = max(32, TILE_ENTRIES // size // 32 * 32)  # vector loops have no tail
@@ -260,7 +260,7 @@ def processed(
     processors: Sequence[tuple[Processor, ...]],
     requests: Sequence[Request | None] = (),
 ) -> Predict:
-    """Return x_theta after the processors of each sequence, which are given its request."""
+    """Wrap x_theta so that the processors of each request change its rows."""
     groups: dict[tuple[tuple[Processor, ...], int | None], list[int]] = {}
     for row, functions in enumerate(processors):
         is_shared = all(getattr(function, "ignores_request", False) for function in functions)

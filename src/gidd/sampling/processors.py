@@ -46,7 +46,7 @@ _KEPT_MASKS = 256  # number of sets of tokens whose masks are kept, on each devi
 
 
 class _RowProcessor:
-    """A processor of each row by itself; its fields are checked."""
+    """Base of processors that change each row of x_theta by itself; fields are checked."""
 
     ignores_request = True
 

@@ -1,4 +1,4 @@
-"""How far a request of a session is, and what each step tells its caller."""
+"""The progress of a request in a session, and the events of its steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gidd.sampling.request import Edit, Frame, Limits, Request, Sample
 
 
 class Shape(NamedTuple):
-    """What requests have in common that share forward passes."""
+    """Requests of equal shape share forward passes."""
 
     rows: int
     """Sequences in a forward pass."""
@@ -154,7 +154,7 @@ class Progress:
 
     @property
     def event(self) -> Event:
-        """The last step."""
+        """The event of the last step."""
         steps = self.plan.steps
         time = steps[self.steps_done - 1].s if self.steps_done else steps[0].t if steps else 0.0
         return Event(
@@ -195,12 +195,12 @@ class Progress:
         )
 
     def fail(self, error: BaseException) -> None:
-        """End with an error."""
+        """End the request with an error."""
         self.error = as_failure(error)
         self.edits, self.frame = (), None
 
     def finish(self, tokens: tuple[int, ...]) -> None:
-        """Make the result."""
+        """Make the `Sample`."""
         self.tokens = tokens
         self.sample = Sample(
             tokens=tokens,
@@ -228,7 +228,7 @@ class Progress:
         self.deadline = min(now + seconds, self._call_deadline)
 
     def end_in_time(self, now: float) -> None:
-        """End by what has set the deadline."""
+        """End the request: its limit of seconds applies, or its call is late."""
         if self._call_deadline <= now:
             self.fail(self.budget.late_error)
         else:

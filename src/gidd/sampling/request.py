@@ -1,4 +1,4 @@
-"""Requests: given tokens and blanks, what may change, how to sample; and their results."""
+"""Requests (tokens, blanks, plan, limits) and their results."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ _PROCESSORS = _tuple_of(
 )
 _STOP = _tuple_of(_is_token, "token ids", "() keeps the whole sequence.")
 _GUIDANCE = _instance(Guidance, "None is no guidance.")
-_CHOICES = _tuple_of(lambda v: isinstance(v, AllowedTexts), "AllowedTexts", "() leaves all blanks free.")
+_CHOICES = _tuple_of(
+    lambda v: isinstance(v, AllowedTexts), "AllowedTexts", "() leaves all blanks free."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ class Request:
     """Slots of blanks that become one of several sequences each."""
 
     def check(self, schedule: MixingSchedule, max_length: int | None = None) -> None:
-        """Raise if a field is invalid, also given a schedule and the context of a model."""
+        """Raise if a field is invalid, by itself or for a model's schedule and context."""
         require_none(problems_of(self, "request."))
         self._check_tokens(schedule.vocab, max_length)
         unconditional = None if self.guidance is None else self.guidance.tokens

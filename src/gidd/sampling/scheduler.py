@@ -1,4 +1,4 @@
-"""Who makes the next step. Nothing here is a tensor.
+"""Decides which requests make the next step; no tensors.
 
 Half of the work is for the request with the least work left, half for the oldest one: a short
 request does not wait for long ones, and none starves. A higher priority comes before both. Forward
@@ -81,24 +81,24 @@ class _Queue:
         return progress in self._places
 
     def add(self, progress: Progress, *, is_next: bool = False) -> None:
-        """Let a request wait; `is_next`: before all others of its priority."""
+        """Add a waiting request; with `is_next` before all others of its priority."""
         places = _shortest(progress), _oldest(progress, is_next=is_next)
         self._places[progress] = places
         for queue, place in zip((self._shortest, self._oldest), places, strict=True):
             insort(queue, place)
 
     def remove(self, progress: Progress) -> None:
-        """Take a waiting request out."""
+        """Remove a waiting request."""
         places = self._places.pop(progress)
         for queue, place in zip((self._shortest, self._oldest), places, strict=True):
             del queue[bisect_left(queue, place)]
 
     def oldest(self, count: int) -> list[Progress]:
-        """Return the waiting requests that come first."""
+        """Return the first `count` waiting requests."""
         return [place[-1] for place in self._oldest[:count]]
 
     def first_places(self) -> tuple[_Place, _Place]:
-        """Return the first place by each rule, of active and waiting requests."""
+        """Return the first place by each rule, over active and waiting requests."""
         shortest = [*map(_shortest, self.active), *self._shortest[:1]]
         return min(shortest), min([*map(_oldest, self.active), *self._oldest[:1]])
 
@@ -112,7 +112,7 @@ def _oldest(progress: Progress, *, is_next: bool = False) -> _Place:
 
 
 class Scheduler:
-    """The requests and other forward passes of a session, and which of them comes next."""
+    """Holds the open requests and other forward passes of a session, and picks the next."""
 
     def __init__(self) -> None:
         self._queues: dict[Shape, _Queue] = {}
@@ -133,7 +133,7 @@ class Scheduler:
 
     @property
     def reserved(self) -> int:
-        """Tokens that the calls of other passes have reserved for their next ones."""
+        """Tokens that calls of `compute` have reserved for further forward passes."""
         return sum(budget.unused for budget in {waiting.budget for waiting in list(self._passes)})
 
     def has(self, shape: Shape) -> bool:
@@ -141,7 +141,7 @@ class Scheduler:
         return shape in self._queues
 
     def add(self, work: Progress | Pass) -> None:
-        """Let a request wait for a row, or a forward pass for its turn."""
+        """Add a request, which waits for a row, or a forward pass, which waits for its turn."""
         if isinstance(work, Pass):
             self._passes.append(work)
             return
@@ -149,7 +149,7 @@ class Scheduler:
         self._next_deadline = min(self._next_deadline, work.deadline)
 
     def remove(self, work: Progress | Pass) -> None:
-        """Forget what is done."""
+        """Remove a request or forward pass that is done."""
         if isinstance(work, Pass):
             with suppress(ValueError):
                 self._passes.remove(work)
@@ -163,7 +163,7 @@ class Scheduler:
                 del self._queues[work.shape]
 
     def late(self, now: float) -> list[Progress | Pass]:
-        """Return what fails because its time is over.
+        """Return the requests and forward passes whose time is over.
 
         Other requests make their last step, and have the next free row.
         """
@@ -190,7 +190,7 @@ class Scheduler:
         return late
 
     def next(self) -> Turn | Pass | None:
-        """Return what comes next; None if nothing waits."""
+        """Return the turn or the forward pass that comes next; None if nothing waits."""
         if not (self._queues and self._passes):
             self._passes_ahead = 0
         if self._passes and (not self._queues or self._passes_ahead <= 0):

@@ -51,7 +51,7 @@ threads again."""
 
 @dataclass
 class Counters:
-    """What a session has done since it was made."""
+    """Counts of the steps, tokens and requests of a session since it was made."""
 
     steps: int = 0
     """Denoising steps and other forward passes."""
@@ -71,7 +71,7 @@ class Counters:
 
 
 class _ThreadSettings(NamedTuple):
-    """Settings of torch that a thread has, and on which the bits of a prediction depend."""
+    """Thread-local settings of torch that change the bits of a prediction."""
 
     num_threads: int
     autocast: torch.dtype | None
@@ -95,7 +95,7 @@ class _ThreadSettings(NamedTuple):
 
 
 class _Call:
-    """What a coroutine awaits: requests, or one other forward pass."""
+    """One awaited call: its requests, or its forward pass."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, device: str, on_step: OnStep | None = None
@@ -121,7 +121,7 @@ class _Call:
         return None
 
     def resolve(self) -> None:
-        """Let the coroutine go on; called by its event loop."""
+        """Resume the coroutine; called by its event loop."""
         if self.future.done():
             return
         if self.error is None:
@@ -204,7 +204,7 @@ class Session:
         self.row_buckets = tuple(row_buckets)
 
     def _clear(self) -> None:
-        """Forget all work; of a process that was forked, another one does it."""
+        """Drop all work; a forked process calls it, as its parent does the work."""
         self._process = os.getpid()
         self._lock = threading.Condition()  # held while calls begin and end, by any thread
         self._thread: threading.Thread | None = None
@@ -243,7 +243,7 @@ class Session:
         return passes * len(request.plan) * self.padded_length(len(request.tokens), batch_size)
 
     def padded_length(self, num_tokens: int, batch_size: int | None = None) -> int:
-        """Return the length to which a sequence is padded: a rule that depends on it alone.
+        """Return the padded length of a sequence, which depends on its length alone.
 
         With a `batch_size` of its own it is not padded.
         """
@@ -252,7 +252,7 @@ class Session:
         return padded if self.max_length is None else max(num_tokens, min(padded, self.max_length))
 
     async def run(self, request: Request, limits: Limits = _NO_LIMITS, **settings: Any) -> Sample:
-        """Sample a request; for the settings see `run_all`."""
+        """Return the sample of a request; for the settings see `run_all`."""
         (sample,) = await self.run_all([request], limits, **settings)
         return sample
 
@@ -268,7 +268,7 @@ class Session:
         batch_size: int | None = None,
         first_index: int = 0,
     ) -> list[Sample]:
-        """Sample requests; the first that fails raises its error, and ends the others.
+        """Return the samples of requests; the first error is raised and cancels the others.
 
         A coroutine that is cancelled ends its requests, and so does the end of its `Budget`.
 
@@ -312,7 +312,7 @@ class Session:
         return forward_pass.result
 
     def sample(self, requests: Sequence[Request], **settings: Any) -> list[Sample]:
-        """Sample requests and wait for them: `run_all` for code that is no coroutine."""
+        """Return the samples of requests: `run_all` for code that is no coroutine."""
         return run_sync(self.run_all(requests, **settings))
 
     async def _await(self, call: _Call) -> None:

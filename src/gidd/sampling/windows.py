@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Window(NamedTuple):
-    """A part of a text that fits into the context, and the tokens in it that it is used for."""
+    """A window of a text, and the range of tokens that it owns."""
 
     start: int
     stop: int
@@ -112,7 +112,7 @@ Windows with equal functions (==) are read together; a function with options is 
 
 @dataclass(frozen=True)
 class ReadValues:
-    """A step that changes nothing: `Sample.values` is what a function returns at free positions."""
+    """A step that changes nothing and records a function of x_theta in `Sample.values`."""
 
     function: ReadFunction
 
@@ -125,7 +125,7 @@ class ReadValues:
 
 @dataclass(frozen=True)
 class WindowReader:
-    """A network, and the smallest and largest times it was trained with.
+    """Reads functions of x_theta for windows of texts, through a session.
 
     The values of a window are bit-identical regardless of which windows share its forward pass.
     """
@@ -133,6 +133,7 @@ class WindowReader:
     session: Session
     min_time: float = TRAINING_EPS
     max_time: float = 1 - TRAINING_EPS
+    """`min_time` and `max_time` are the ends of the times that the network was trained with."""
     processors: tuple[Processor, ...] = ()
     """Processors of x_theta, e.g. a ban on tokens that are never written."""
     predicts_posterior: bool = False
@@ -222,7 +223,7 @@ class WindowPosterior(NamedTuple):
     """Their posterior probabilities."""
 
     def replaced(self, min_confidence: float | None = None) -> Bool[Tensor, " L"]:
-        """Return where the best other token replaces the token of the text: `is_replaced`."""
+        """Return the positions where the best other token replaces the token (`is_replaced`)."""
         return is_replaced(self.current, self.probabilities[:, 0], min_confidence)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP service: text of diffusion models for OpenAI's clients, and what only they can do.
+"""The HTTP service: OpenAI's API for diffusion models, with infilling and correction.
 
     worker = Worker(gidd.from_pretrained("models/nano"))
     app = create_app({"nano": worker})  # for uvicorn, or any other ASGI server

@@ -56,7 +56,7 @@ def read_keys(path: str | Path | None) -> dict[str, str]:
 
 
 class RateLimit:
-    """An amount that is refilled at a constant rate: at most what a minute gives, or 1."""
+    """A rate limit: an amount that refills at a constant rate, up to a minute's worth or 1."""
 
     def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
         self._per_minute, self._clock = per_minute, clock
@@ -64,7 +64,7 @@ class RateLimit:
         self._left, self._last = self._most, clock()
 
     def charge(self, amount: float, unit: str) -> None:
-        """Use an amount, or raise if less is left; a negative amount is given back."""
+        """Use an amount, or raise if less is left; a negative amount gives back."""
         now = self._clock()
         refilled = self._left + (now - self._last) / 60 * self._per_minute
         self._left, self._last = min(self._most, refilled), now
@@ -84,7 +84,7 @@ class RateLimit:
 
 
 class Access:
-    """Checks keys, and what each has used."""
+    """Checks API keys, and counts the requests and cost of each."""
 
     def __init__(
         self,
@@ -120,19 +120,19 @@ class Access:
         return len(self._keys) > 1
 
     def begin(self, name: str) -> None:
-        """Count a request; raise `Overloaded` if a key has used what it may."""
+        """Count a request of a key; raise `Overloaded` above its rate."""
         if name in self._requests:
             self._requests[name].charge(1, "requests")
 
     def charge(self, name: str, cost: int) -> None:
-        """Count a cost before it is computed, or raise; a negative one was not computed."""
+        """Count a cost before it is computed; raise `Overloaded` above the rate of the key."""
         if name in self._cost:
             with self._lock:  # called by the threads of requests
                 self._cost[name].charge(cost, "cost (steps times tokens)")
 
 
 class AccessMiddleware:
-    """Lets requests in: checks head and key, then receives a body of limited size and time."""
+    """ASGI middleware that checks headers and key, then reads a body of limited size and time."""
 
     def __init__(self, app: ASGIApp, access: Access, options: ServiceOptions) -> None:
         self._app, self._access, self._options = app, access, options

@@ -94,7 +94,7 @@ async def page() -> Response:
 
 
 class Service:
-    """The routes, and what they share."""
+    """The handlers of all routes."""
 
     def __init__(
         self, workers: dict[str, Worker], options: ServiceOptions, keys: dict[str, str]
@@ -162,7 +162,7 @@ class Service:
     # completions
 
     async def complete(self, body: CompletionBody, request: Request) -> Response:
-        """Complete a text; with `suffix`, fill in what is between."""
+        """Complete a prompt; with `suffix`, fill in the text between both."""
         call = self._begin(body, request, "cmpl")
         blocks = partial(endpoints.complete_in_blocks, call.pipe, body, call.seed)
         jobs = [
@@ -172,7 +172,7 @@ class Service:
         return await call.respond(body, blocks, jobs, _text_choice, _text_choice)
 
     async def fim(self, body: FimBody, request: Request) -> Response:
-        """Fill in what is between `prompt` and `suffix`."""
+        """Fill in the text between `prompt` and `suffix`."""
         seed = body.random_seed if body.seed is None else body.seed
         return await self.complete(body.model_copy(update={"seed": seed}), request)
 
@@ -277,7 +277,7 @@ class Call:
         return self.worker.pipe
 
     async def run_all(self, functions: list[Callable[[], _T]]) -> list[_T]:
-        """Run functions in the worker, unless the client goes away."""
+        """Run functions in the worker; cancel them if the client disconnects."""
         # masked models have no other record of the probability of a token
         record_edits = not self.pipe.can_score_visible_tokens
         calls = self.worker.call_all(functions, record_edits=record_edits, **self._settings)
@@ -288,7 +288,7 @@ class Call:
         return {"key": self.key, "charge": self.charge}
 
     async def _unless_gone(self, work: Awaitable[_T]) -> _T:
-        """Wait for something; end it if the client goes away."""
+        """Await a task; cancel it if the client disconnects."""
         running = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._client_gone())
         try:
@@ -392,7 +392,7 @@ class Call:
         return await self._event_stream(chunks())
 
     async def _frames(self, run: Callable[[Any], _T]) -> AsyncGenerator[StreamEvent | _T]:
-        """Yield frames, not too many of them, and then the result."""
+        """Yield frames, at a limited rate, and then the result."""
 
         def emit_result(emit: Callable[[Any], None]) -> None:
             emit(run(emit))

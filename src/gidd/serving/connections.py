@@ -1,4 +1,4 @@
-"""Connections of clients: their number is limited, and the time to send a head or to read."""
+"""Limits of connections: their number, and the time to send a head or to read."""
 
 import asyncio
 import math

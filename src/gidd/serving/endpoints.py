@@ -1,4 +1,4 @@
-"""What requests ask of a pipeline, and their results as JSON; called in a thread of a worker."""
+"""Endpoints: functions of a request's body that call a pipeline and return JSON."""
 
 from __future__ import annotations
 
@@ -359,14 +359,14 @@ class StreamEvent:
     edits: tuple[Edit, ...]
 
     def after(self, other: object) -> StreamEvent | None:
-        """Return what replaces this one and an earlier one of its sequence; None for others."""
+        """Return this event merged with an earlier one; None for another sequence."""
         if isinstance(other, StreamEvent) and other.request is self.request:
             return replace(self, edits=(*other.edits, *self.edits))
         return None
 
 
 def frame_emitter(emit: Emit | None) -> OnStep | None:
-    """Return what emits a frame for each sequence that has made a step."""
+    """Return an `on_step` callback that emits a `StreamEvent` per sequence and step."""
     if emit is None:
         return None
     starts: dict[int, int] = {}

@@ -13,7 +13,7 @@ _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class Metrics(Collector):
-    """What the workers have done, read when it is asked for, and the latency of requests."""
+    """Counters of the workers and latency of requests, for Prometheus."""
 
     def __init__(self, workers: Mapping[str, Worker]) -> None:
         self._workers = workers

@@ -115,7 +115,7 @@ class Fields(BaseModel):
 
 
 class Body(Fields):
-    """What all requests have in common."""
+    """Base of the bodies of all requests."""
 
     model: str | None = Field(None, description="Name of the model; the first one by default.")
 
@@ -216,7 +216,7 @@ class Message(Fields):
 
     @property
     def plain(self) -> dict[str, str]:
-        """The message as the library has it."""
+        """The message as a dictionary for `Pipeline.chat`."""
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}

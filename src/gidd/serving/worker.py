@@ -112,8 +112,8 @@ class Worker:
     ) -> AsyncGenerator[_T]:
         """Call a function that emits items; yield them. For the arguments see `call`.
 
-        An item with a method `after(item)` replaces one that was not taken yet, if the method
-        returns what replaces both, and not None.
+        A slow client gets merged items: a new item with a method `after(item)` is merged into an
+        item that still waits, if the method returns the merged item and not None.
         """
         loop, is_ready, items = asyncio.get_running_loop(), asyncio.Event(), list[_T]()
 

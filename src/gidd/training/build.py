@@ -47,7 +47,7 @@ def build_step(
     token_bytes: Tensor | None = None,
     components: GivenComponents = _NONE,
 ) -> TrainStep:
-    """Build the model on the meta device, shapes without memory, and what is computed with it."""
+    """Build the model, noise and metrics of a training step; parameters are on the meta device."""
     objective = run.objective
     with torch.device("meta"):
         network = components.network or run.network_config(vocab.size).build()

@@ -25,7 +25,7 @@ _WARMUP_LEVELS = 32  # values of p_uniform while it grows
 @final
 @dataclass(frozen=True, kw_only=True)
 class NoisyBatch:
-    """A micro-batch with its times and noise: what an objective computes a loss of."""
+    """The input of an objective: a micro-batch with times and noise."""
 
     batch: Batch
     """Clean tokens, given tokens, segments and the index of each sample."""

@@ -49,7 +49,7 @@ makes the host wait for the device.
 
 
 class Services(NamedTuple):
-    """What a run saves to, reports to and is watched by."""
+    """Checkpoints, report, speed and watchdog of a run."""
 
     checkpoints: Checkpoints
     report: Report
@@ -197,7 +197,7 @@ class Gradients(NamedTuple):
 def gradients(
     run: RunConfig, world: World, state: TrainState, batch: Batch, stop_requested: bool = False
 ) -> Gradients:
-    """Forward and backward pass on this rank's samples of a global batch. All ranks enter."""
+    """Run forward and backward passes on this rank's samples of a batch. All ranks enter."""
     sums = torch.zeros(len(NAMES), device=world.device)
     micros, scale = batch.split(run.train.accumulate), _scale(run, world, state, batch)
     arguments = state.step, run.train.global_batch, scale

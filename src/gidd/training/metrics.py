@@ -1,4 +1,4 @@
-"""What is reported of a training step: `sums = metrics(noisy, loss)`, added up, then means."""
+"""Metrics of a training step: `sums = metrics(noisy, loss)`, added up, then means."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def distribute(
     world: World,
     precision: torch.dtype,
 ) -> nn.Module:
-    """Move a module, or shard it; one of the meta device gets uninitialised memory.
+    """Move or shard a module. Meta parameters get uninitialised storage.
 
     `blocks` are modules inside it that FSDP gathers, uses and reshards one at a time. The head of
     its network is gathered while the last block computes, everything else at the start.

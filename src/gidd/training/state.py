@@ -27,7 +27,7 @@ _ADAMW = {"exp_avg": "mean.{}", "exp_avg_sq": "square.{}"}
 
 
 class TrainStep(NamedTuple):
-    """What a step computes: noise for a batch, the loss of the model, and what is reported."""
+    """The functions of a training step: noise for a batch, the model's loss, and metrics."""
 
     model: TrainedModel
     corrupt: Corruption
@@ -120,7 +120,7 @@ class TrainState:
         return cast(Any, get_optimizer_state_dict(self.model, self.optimizers))
 
     def record(self) -> dict[str, Any]:
-        """Return everything else as JSON-serialisable values."""
+        """Return the state that is not in tensors, as JSON-serialisable values."""
         source = {} if self.source is None else {"init_from": self.source}
         entries = self._optimizer_entries().values()
         numbers = {k: v for entry in entries for k, v in entry.items() if not isinstance(v, Tensor)}
@@ -145,7 +145,7 @@ class TrainState:
         return dict(zip(names, map(int, torch.stack(steps).tolist()), strict=True))
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Load a record after the tensors have been filled."""
+        """Restore the state from a `record`, after the tensors have been filled."""
         self.step, self.pending = int(record["step"]), dict(record["pending"])
         self.source, self.has_diverged = record.get("init_from"), None
         names = {parameter: name for name, parameter in self.model.named_parameters()}

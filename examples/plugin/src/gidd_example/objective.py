@@ -7,7 +7,7 @@ import torch
 import gidd
 from gidd.diffusion.randomness import Stream
 from gidd.models import Denoiser
-from gidd.training import NoisyBatch, NoisyLoss, nelbo, predict
+from gidd.training import NoisyBatch, NoisyLoss, nelbo_objective, predict
 
 
 @gidd.register("objective", "guessed")
@@ -23,4 +23,4 @@ def guessed(denoiser: Denoiser, noisy: NoisyBatch, *, fraction: float = 0.1) -> 
     if noisy.fixed is not None:
         chosen &= ~noisy.fixed
     z = torch.where(chosen, predict(denoiser, noisy), noisy.z)
-    return nelbo(denoiser, replace(noisy, z=z))
+    return nelbo_objective(denoiser, replace(noisy, z=z))

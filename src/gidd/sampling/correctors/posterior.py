@@ -1,4 +1,4 @@
-"""The exact posterior of every token of a text that was given, in one forward pass.
+"""The exact posterior of every token of a text, in one forward pass.
 
 A text with a fraction r of random tokens is a sample of Z_t, for the t whose noise is r
 (`gidd.diffusion.error_rate`). x_theta is the posterior given all other tokens, so at that t
@@ -118,7 +118,7 @@ def read_posterior(
 def is_replaced(
     current: Float[Tensor, ...], other: Float[Tensor, ...], min_confidence: float | None = None
 ) -> Bool[Tensor, ...]:
-    """Whether to replace a token, given its posterior and the best other token's.
+    """Whether to replace a token: compares its posterior with the best other token's.
 
     It is replaced if the other one is more likely. That minimises the expected number of wrong
     tokens; with `min_confidence`, the other one must also be right with that probability.
@@ -129,7 +129,7 @@ def is_replaced(
 @final
 @dataclass(frozen=True)
 class PosteriorCorrection:
-    """Replace every token for which another one has a higher posterior probability (s = t).
+    """Replace every token that is less probable, in the posterior, than another token (s = t).
 
     One call suffices: `corrector_plan(PosteriorCorrection(), 1, t)`, t being `time_at_error_rate`
     of the expected fraction of wrong tokens. The edit log has posterior probabilities. For a

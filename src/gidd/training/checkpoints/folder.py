@@ -1,4 +1,4 @@
-"""Checkpoints on disk: folders with a manifest of every other file; how one becomes visible.
+"""Checkpoints on disk: folders with a manifest of their files, renamed when complete.
 
 step-000000123/
     shard-00001-model-00001-of-00001.safetensors   one or more per rank
@@ -105,7 +105,7 @@ def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
 
 
 def read_manifest(folder: Path, step: int) -> CheckpointManifest:
-    """Read the manifest of the checkpoint of a step; raise unless every byte is as written."""
+    """Return the manifest of a step's checkpoint; raise unless it is as written."""
     path = folder / MANIFEST
     try:
         data = read_regular(path, CheckpointError, MANIFEST_BYTES)

@@ -35,9 +35,9 @@ class Drafts:
         x_theta(v | Z, t) q_t(z_i | v) is proportional to p(x_i = v | Z)
 
     for the sequences Z that the network was given, drafts included. Without drafts x_theta is
-    the leave-one-out posterior, which Gibbs and self-correction assume; with them, it is smaller
-    at plausible visible tokens, and only posterior correction reads it as it is meant. The
-    reported NELBO is the bound on the other samples, and validation has no drafts.
+    the leave-one-out posterior, which Gibbs and self-correction assume. With drafts, x_theta is
+    underestimated at plausible visible tokens: use posterior correction, not Gibbs or
+    self-correction. The reported NELBO is the bound on the other samples; validation has no drafts.
     """
 
     fraction: Annotated[float, _FRACTION] = 0.5
