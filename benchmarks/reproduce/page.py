@@ -6,6 +6,7 @@ import difflib
 import html
 import math
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -203,6 +204,12 @@ def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
+def _wrapped(text: str) -> str:
+    """Return a paragraph of lines of at most 120 characters, none of which begins a list."""
+    lines = textwrap.wrap(text, 119, break_long_words=False, break_on_hyphens=False)
+    return "\n".join("\\" * (line[0] in "-+#>=|") + line for line in lines)
+
+
 def _number(value: Json | float | None) -> str:
     figure = value["value"] if isinstance(value, dict) else value
     return "-" if figure is None else f"{figure:.3g}"
@@ -218,16 +225,21 @@ def write_page(results: Results, command: str) -> str:
     lines = [
         "# Results",
         "",
-        "The claims of the paper, measured with models that a CPU trains in minutes, on an exact "
-        "source (`sentences`, whose true likelihood grades samples) and on text (graded by a "
-        "larger autoregressive model of the same corpus).",
+        _wrapped(
+            "The claims of the paper, measured with models that a CPU trains in minutes, on an "
+            "exact source (`sentences`, whose true likelihood grades samples) and on text (graded "
+            "by a larger autoregressive model of the same corpus)."
+        ),
         "",
-        f"Written by `{command}` from its {len(results)} result files; {hours / 3600:.1f} hours of "
-        "CPU time. Differences are of the same held-out windows or samples, ± standard errors, one "
-        "number per seed; a claim holds if all have its sign at p < 0.05, and does not if all have "
-        "the other sign, one of them at p < 0.05; else the evidence is too small to tell. The same "
-        f"likelihood is within {_SAME} nats, and a correlation above {_CORRELATED}. A gain by "
-        f"self-correction must leave {_KEPT_ENTROPY:.0%} of the entropy.",
+        _wrapped(
+            f"Written by `{command}` from its {len(results)} result files; {hours / 3600:.1f} "
+            "hours of CPU time. Differences are of the same held-out windows or samples, ± "
+            "standard errors, one number per seed; a claim holds if all have its sign at p < 0.05, "
+            "and does not if all have the other sign, one of them at p < 0.05; else the evidence "
+            f"is too small to tell. The same likelihood is within {_SAME} nats, and a correlation "
+            f"above {_CORRELATED}. A gain by self-correction must leave {_KEPT_ENTROPY:.0%} of the "
+            "entropy."
+        ),
         "",
         *_table("Claims", ("claim", "on", "the paper", "here", "verdict"), order),
     ]
@@ -269,7 +281,8 @@ def _sentence_samples(results: Results) -> list[str]:
     for name, row in results.items():
         if "seed" not in name:
             for before, after in row.get("sentences", row).get("examples", ())[:1]:
-                examples += [f"**{name}**: {_marked(before.split(), after.split())}", ""]
+                marked = _marked(before.split(), after.split())
+                examples += [_wrapped(f"**{name}**: {marked}"), ""]
         if sentences := row.get("sentences"):
             parts = {
                 "texts of the source": sentences.get("true"),
