@@ -42,7 +42,9 @@ def copied_text(file: str) -> str:
                 is_kept = name in NAMES[file]
                 node.bases = [base for base in node.bases if ast.unparse(base) == "NamedTuple"]
                 node.body = [
-                    part for part in node.body if not ast.unparse(part).startswith("allowed =")
+                    part
+                    for part in node.body
+                    if not ast.unparse(part).startswith("__post_init__ = require")
                 ]
             case _:
                 is_kept = False
