@@ -50,7 +50,7 @@ from gidd.sampling.correctors.posterior import is_replaced, likelihood_of, token
 from gidd.sources import MarkovSource
 from gidd.training import Corruption, StepMetrics, TrainedModel, TrainStep
 from gidd.training.metrics import NAMES, summary
-from gidd.training.objectives import Drafts, nelbo
+from gidd.training.objectives import Drafts, nelbo_objective
 from gidd.vocab import Vocab
 
 RANDOM, DRAFTED = 0.1, 0.3
@@ -120,7 +120,7 @@ def objective(denoiser: Denoiser, seed: int = 0, p_uniform: float = 0.2) -> Trai
     """Return the model with hybrid noise and the NELBO."""
     schedule = HybridSchedule(denoiser.vocab, p_uniform)
     corrupt = Corruption(schedule=schedule, weighting=DynamicWeighting(schedule), seed=seed)
-    return TrainStep(TrainedModel(denoiser), corrupt, nelbo, StepMetrics())
+    return TrainStep(TrainedModel(denoiser), corrupt, nelbo_objective, StepMetrics())
 
 
 def train(model: TrainStep, world: World, first: int, steps: int) -> float:
