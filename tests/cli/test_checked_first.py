@@ -39,6 +39,8 @@ score m --text '' | empty
 score m --text x --repeats 0 | --repeats
 serve | models
 serve m --port 99999999 | --port
+serve m --batch-size 0 | --batch-size
+serve m --replicas 0 | --replicas
 serve m --max-requests 0 | --max-requests
 serve m --seconds -1 | --seconds
 serve m --max-bytes 0 | --max-bytes
@@ -81,9 +83,11 @@ plot runs/x | runs/x
 plot a.json --x a | --y
 plot a.json --out x.jpg | --out
 demo --seed x | --seed
+demo --seed -1 | --seed
 doctor --nothing | --nothing
 plan nothing | nothing
 plan nano --ranks 0 | ranks
+plan nano --vocab-size 1 | vocab_size
 plan nano --device nothing | device
 plan nano --mfu 2 | mfu
 completion nothing | nothing

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+import importlib
+import pkgutil
+from dataclasses import dataclass, fields, is_dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from support.registrations import temporary_registrations
 
 import gidd
-from gidd.common.config.allowed import integer, number, problems_of, require_allowed
-from gidd.common.config.registry import register
+from gidd.common.config.allowed import (
+    allowed_in,
+    integer,
+    number,
+    problems_of,
+    require_allowed,
+)
+from gidd.common.config.options import options_of
+from gidd.common.config.registry import KINDS, component_names, register
 from gidd.errors import ConfigError, DataError
 
 _RATE = number(lambda rate: 0 <= rate < 1, "in [0, 1)", "0 is common.")
@@ -81,3 +91,58 @@ def test_options_of_components_have_the_ranges_of_their_annotations():
         assert problem.startswith("width must be an integer of at least 1")
         (problem,) = gidd.component("corrector", "slow", rate=1.0).problems()
         assert problem.startswith("rate must be a number in [0, 1), got 1.0")
+
+
+def is_number(hint: Any) -> bool:
+    if get_origin(hint) in (Annotated, Union, UnionType):
+        return any(map(is_number, get_args(hint)))
+    return hint in (int, float)
+
+
+CHECKED_ELSEWHERE = {
+    "DataConfig.tokenizer",  # a number of tokens or a name
+    "DataConfig.validation",  # a number of documents or a fraction
+    "DiffusionGemmaConfig.bos_id",  # of a checkpoint, by transformers
+    "DiffusionGemmaConfig.canvas_length",
+    "DiffusionGemmaConfig.max_length",
+    "DiffusionGemmaConfig.num_layers",
+    "DiffusionGemmaConfig.vocab_size",
+    "LoaderConfig.pad_id",  # a token of the vocabulary
+    "RunConfig.context",  # set by the run
+}
+ENDS = ("Options", "Command", "Config", "Limits", "Job", "Assumptions", "Request")
+
+
+def option_classes() -> list[type]:
+    """Dataclasses of options: of commands, runs, evaluations, the service and networks."""
+    found: dict[str, type] = {}
+    for module in pkgutil.walk_packages(gidd.__path__, "gidd."):
+        if "__main__" not in module.name:
+            try:
+                members = vars(importlib.import_module(module.name))
+            except ImportError:  # of an extra that is not installed
+                continue
+            names = [name for name in members if name.endswith(ENDS)]
+            found |= {name: members[name] for name in names if is_dataclass(members[name])}
+    return list(found.values())
+
+
+@pytest.mark.slow
+def test_every_number_among_the_options_has_a_range():
+    classes = option_classes()
+    assert len(classes) > 30
+    missing = {
+        f"{kind.__name__}.{field.name}"
+        for kind in classes
+        for hints in [get_type_hints(kind)]
+        for field in fields(kind)
+        if is_number(hints[field.name]) and field.name not in allowed_in(kind)
+    }
+    missing |= {
+        f"{kind} {name}.{option.name}"
+        for kind in KINDS
+        for name in component_names(kind)
+        for option in options_of(kind, name).values()
+        if is_number(option.hint) and option.allowed is None
+    }
+    assert not missing - CHECKED_ELSEWHERE

@@ -68,7 +68,7 @@ def test_metrics_by_name_are_reported_with_their_errors():
     single = gidd.component("metric", "repetition", n=1)
     assert evaluate_samples(samples, metric=single).measurements["repetition"].value == 0.25
     (problem,) = gidd.component("metric", "repetition", n=0).problems()
-    assert problem.startswith("n must be at least 1, got 0")
+    assert problem.startswith("n must be an integer of at least 1")
 
 
 def test_compression_is_small_for_repeated_texts():

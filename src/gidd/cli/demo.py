@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from gidd.cli.model_options import show_steps
+from gidd.cli.model_options import parse_checked, show_steps
 from gidd.cli.output import CliConsole, plain
-from gidd.cli.parsing import parse
+from gidd.common.config.allowed import SEED
 
 if TYPE_CHECKING:
     from gidd.pipeline import Pipeline
@@ -39,13 +39,13 @@ class DemoOptions:
     """Beginning of the text."""
     infill: str = "The history of[MASK:4] is an example of[MASK:3]."
     """Text with blanks."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Another number gives another text."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Parse, then generate, self-correct and infill."""
-    options = parse(DemoOptions, arguments, prog="gidd demo", description=__doc__)
+    options = parse_checked(DemoOptions, "gidd demo", __doc__, arguments)
     import gidd
 
     console = CliConsole(highlight=False)

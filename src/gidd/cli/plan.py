@@ -34,7 +34,7 @@ class PlanOptions(RunCommand):
     """Number of processes, with one device each."""
     device: Annotated[str, choice([*DEVICES, "cpu"])] = "h100"
     """h100, h200, b200, a100-80gb, a100-40gb, l4, rtx4090, or cpu to measure this machine."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int, integer(2)] | None = None
     """Vocabulary size, needed if it does not follow from the run."""
     assumptions: Annotated[Assumptions, tyro.conf.arg(name="")] = field(default_factory=Assumptions)
     json: bool = False

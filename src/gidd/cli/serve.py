@@ -43,11 +43,11 @@ class ServeOptions:
     """Address to listen at; 0.0.0.0 is every address of this machine."""
     port: Annotated[int, integer(0, 65535)] = 8000
     """Port to listen at; 0 takes a free one."""
-    batch_size: int | None = None
+    batch_size: Annotated[int, integer(1)] | None = None
     """Sequences in a forward pass; None is 1 on a CPU, 16 on other devices."""
-    replicas: int | None = None
+    replicas: Annotated[int, integer(1)] | None = None
     """Number of replicas, on all machines of a Ray cluster; None is one process without Ray."""
-    max_replicas: int | None = None
+    max_replicas: Annotated[int, integer(1)] | None = None
     """With --replicas: add replicas up to this number while requests wait."""
     api_keys: Path | None = None
     """File of API keys: lines of a SHA-256 and a name. The environment variable GIDD_API_KEY is one

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Annotated
 
-from gidd.common.config.allowed import at_least
+from gidd.common.config.allowed import integer
 
 COMPONENTS: dict[str, str] = {"compression": "compression", "repetition": "ngram_repetition"}
 """Function of each metric by its name."""
@@ -24,7 +24,7 @@ def compression(text: str, tokens: Sequence[int]) -> float:
 
 
 def ngram_repetition(
-    text: str, tokens: Sequence[int], *, n: Annotated[int, at_least(1)] = 2
+    text: str, tokens: Sequence[int], *, n: Annotated[int, integer(1)] = 2
 ) -> float:
     """Return the fraction of n-grams that repeat an earlier one of the sample.
 

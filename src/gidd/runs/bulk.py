@@ -58,7 +58,7 @@ class BulkJob:
     start_index: Annotated[int, SEED] = 0
     prompt: str = ""
     suffix: str = ""
-    length: int | None = None
+    length: Annotated[int, integer(1)] | None = None
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     tokenizer: str | None = None
     device: str | None = None

@@ -12,7 +12,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
-from gidd.common.config.allowed import at_least, problems_of, require_none, within
+from gidd.common.config.allowed import integer, problems_of, require_none, within
 from gidd.common.config.codec import ADDED_LATER, RECORDED_AS
 from gidd.common.config.components import COMPONENT_KIND, Component, component
 from gidd.common.config.options import options_of
@@ -25,7 +25,7 @@ from gidd.training.optim import OptimConfig
 
 _EPS = within(lambda eps: 0 <= eps < 0.5, "in [0, 0.5)", "The paper uses 1e-4.")
 _POWER = within(lambda power: 1 <= power <= 10, "in [1, 10]", "1 is uniform.")
-_SEED = within(lambda seed: 0 <= seed < 2**31, "in [0, 2**31)")
+_SEED = integer(0, 2**31 - 1)._replace(text="an integer in [0, 2**31)")
 _DECAY = within(lambda decay: 0 < decay < 1, "in (0, 1)", "0.9999 is common.")
 _SECONDS = within(lambda seconds: seconds > 0, "positive", "The default is 600 seconds.")
 
@@ -52,9 +52,9 @@ class Diffusion:
     time_power: Annotated[float, _POWER] = field(default=1.0, metadata={ADDED_LATER: True})
     """Density of training times: uniform numbers raised to this power. Above 1, more times have
     little noise, which is what correction of texts needs; the paper uses 1."""
-    p_uniform_warmup: Annotated[int, at_least(0)] = field(default=0, metadata={ADDED_LATER: True})
+    p_uniform_warmup: Annotated[int, integer(0)] = field(default=0, metadata={ADDED_LATER: True})
     """Steps in which p_uniform of hybrid noise grows from 0: for weights trained with masks."""
-    attention_warmup: Annotated[int, at_least(0)] = field(default=0, metadata={ADDED_LATER: True})
+    attention_warmup: Annotated[int, integer(0)] = field(default=0, metadata={ADDED_LATER: True})
     """Steps in which the attention of a causal model opens: from the tokens before a position
     alone to the whole row. Evaluations read the whole row."""
 
@@ -98,7 +98,7 @@ class DataConfig:
     validation: int | float | None = None
     """Validation split: the last N documents, or a fraction of them. By default as the corpus
     defines, otherwise a tenth of the documents, spaced evenly."""
-    length: Annotated[int, at_least(2)] = 512
+    length: Annotated[int, integer(2)] = 512
     """Context length in tokens."""
     padding: Literal["learned", "ignored"] = field(default="learned", metadata={ADDED_LATER: True})
     """After the end of a text: learned (part of the loss, so that a model learns to end texts that
@@ -106,7 +106,7 @@ class DataConfig:
     packing: bool = field(default=False, metadata={ADDED_LATER: True})
     """Pack short documents into one row; attention stays inside each document. Padding must be
     ignored, and the network must accept segments."""
-    workers: Annotated[int, at_least(0)] = 0
+    workers: Annotated[int, integer(0)] = 0
     """Number of data loading processes, besides one thread."""
 
     def problems(self) -> Iterable[str]:
@@ -125,11 +125,11 @@ class DataConfig:
 class TrainConfig:
     """Length, batch size, precision, evaluation and checkpoints."""
 
-    steps: Annotated[int, at_least(1)]
+    steps: Annotated[int, integer(1)]
     """Number of optimiser steps."""
-    global_batch: Annotated[int, at_least(1)] = 512
+    global_batch: Annotated[int, integer(1)] = 512
     """Samples per optimiser step, over all ranks and micro-batches."""
-    accumulate: Annotated[int, at_least(1)] = 1
+    accumulate: Annotated[int, integer(1)] = 1
     """Gradient accumulation: micro-batches per step; more use less memory, with the same result."""
     seed: Annotated[int, _SEED] = 0
     """Seed of the initial weights, data order, crops, times, noise and dropout."""
@@ -141,21 +141,21 @@ class TrainConfig:
     by default on CUDA with Triton, off elsewhere."""
     ema_decay: Annotated[float, _DECAY] | None = None
     """EMA decay of the weights, e.g. 0.9999; off by default."""
-    report_every: Annotated[int, at_least(1)] = 10
+    report_every: Annotated[int, integer(1)] = 10
     """Steps between reports of the training metrics."""
-    evaluate_every: Annotated[int, at_least(1)] = 1000
+    evaluate_every: Annotated[int, integer(1)] = 1000
     """Steps between evaluations on the validation split; the last step is always evaluated."""
-    evaluate_samples: Annotated[int, at_least(1)] = 512
+    evaluate_samples: Annotated[int, integer(1)] = 512
     """Validation samples per evaluation, the same each time; at least one per rank."""
-    generate_samples: int = 2
+    generate_samples: Annotated[int, integer(0)] = 2
     """Samples to generate and report at each evaluation."""
-    save_every: Annotated[int, at_least(1)] = 1000
+    save_every: Annotated[int, integer(1)] = 1000
     """Steps between checkpoints; the last step is always saved."""
-    max_steps_ahead_of_save: Annotated[int, at_least(0)] = 0
+    max_steps_ahead_of_save: Annotated[int, integer(0)] = 0
     """Steps that training may advance while a checkpoint is written in the background."""
-    keep: Annotated[int, at_least(1)] = 2
+    keep: Annotated[int, integer(1)] = 2
     """Number of most recent checkpoints to keep."""
-    keep_every: Annotated[int, at_least(1, "Or omit it.")] | None = None
+    keep_every: Annotated[int, integer(1, fix="Or omit it.")] | None = None
     """Also keep every checkpoint whose step is a multiple of this."""
     timeout: Annotated[float, _SECONDS] = 600.0
     """Stop, and report the stuck rank, if no step finishes within this many seconds."""
@@ -172,7 +172,7 @@ class DDP:
 class FSDP:
     """Parameters, gradients and optimiser state sharded over ranks (FSDP2)."""
 
-    shard_size: int | None = None
+    shard_size: Annotated[int, integer(1)] | None = None
     """Consecutive ranks that share one copy of the model, e.g. those of a machine; default: all.
     Fewer ranks need less traffic between machines and more memory."""
     reshard_after_forward: bool = True
@@ -209,7 +209,7 @@ class RunConfig:
 
         The record of an older run may have settings without effect.
         """
-        groups = ("data", "optim", "train", "objective", "lora")
+        groups = ("data", "optim", "train", "objective", "lora", "parallel")
         problems = [p for name in groups for p in problems_of(getattr(self, name), f"{name}.")]
         problems += [f"optimizer.{problem}" for problem in self.optimizer.problems()]
         problems += self._backbone_problems()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final
 
-from gidd.common.config.allowed import at_least, within
+from gidd.common.config.allowed import at_least, integer, within
 from gidd.common.config.codec import ADDED_LATER
 from gidd.common.config.components import Component
 from gidd.errors import ConfigError
@@ -34,7 +34,7 @@ class OptimConfig:
 
     learning_rate: Annotated[float, at_least(0)] = 5e-4
     """Peak learning rate, reached at the end of the warmup."""
-    warmup: Annotated[int, at_least(0)] = 10_000
+    warmup: Annotated[int, integer(0)] = 10_000
     """Steps of linear warmup from 0."""
     lr_schedule: Literal["cosine", "constant", "wsd"] = field(
         default="cosine", metadata={ADDED_LATER: True}
@@ -83,7 +83,7 @@ def muon(
     optim: OptimConfig,
     *,
     momentum: Annotated[float, _BELOW_ONE] = 0.95,
-    ns_steps: Annotated[int, within(lambda n: 1 <= n < 100, "in [1, 99]")] = 5,
+    ns_steps: Annotated[int, integer(1, 99)] = 5,
 ) -> list[Optimizer]:
     """Optimize hidden matrices with Muon, and embeddings, head, norms and biases with AdamW.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast, final
 import torch
 from torch import Tensor
 
-from gidd.common.config.allowed import choice, integer, require_allowed
+from gidd.common.config.allowed import SEED, choice, integer, require_allowed
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.elbo import elbo_terms
 from gidd.diffusion.likelihood.scoring import ScoredText, ScoringBatch, pair_batches
@@ -165,7 +165,7 @@ class NelboEstimator:
     """Name of the time grid, one of `GRIDS`."""
     nodes: Annotated[int, integer(1)] = NUM_NODES
     """Times per text and repeat."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Determines times and noise."""
     tokens_per_batch: Annotated[int, integer(1)] = TOKENS_PER_BATCH
     """Tokens in a forward pass."""

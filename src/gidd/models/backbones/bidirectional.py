@@ -6,16 +6,17 @@ Parameters have the names that `transformers` gives them, so that Dream's files 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gidd.common.config.allowed import integer
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
-from gidd.models.backbones.dit_config import Size, require_sizes
+from gidd.models.backbones.dit_config import POSITIVE, Size, require_sizes
 from gidd.models.backbones.layers import (
     Mask,
     RotaryTransformer,
@@ -48,15 +49,15 @@ class BidirectionalConfig:
     """Attention heads."""
     num_kv_heads: Size
     """Heads of keys and values, each shared by num_heads / num_kv_heads heads of queries."""
-    rotary_base: float
+    rotary_base: Annotated[float, POSITIVE]
     """Base of the wavelengths of rotary position embedding; 10,000 is common."""
-    norm_eps: float
+    norm_eps: Annotated[float, POSITIVE]
     """Added to the mean square in every RMS norm."""
     qkv_bias: bool = False
     """Whether queries, keys and values have a bias (Qwen2)."""
     tied_head: bool = False
     """Whether the head is the embedding."""
-    shifted_mask_id: int | None = None
+    shifted_mask_id: Annotated[int, integer(0)] | None = None
     """Mask id of a model whose output at a position predicts the next one (Dream), else None."""
     predicts_first: bool = False
     """Whether the output at the first position was trained to predict its own token, although the

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, final
 
-from gidd.common.config.allowed import Allowed, choice, integer, problems_of, require_none, within
+from gidd.common.config.allowed import (
+    Allowed,
+    choice,
+    integer,
+    number,
+    problems_of,
+    require_none,
+    within,
+)
 from gidd.common.terminal import shorten
 
 if TYPE_CHECKING:
@@ -20,6 +28,7 @@ _LEAST_ALPHA = 1e-3
 _SIZE = integer(1)._replace(text="an integer of at least 1")
 Size = Annotated[int, _SIZE]
 """A field of a configuration that counts something."""
+POSITIVE = number(lambda value: 0 < value < float("inf"), "above 0")
 _RATE = within(lambda rate: 0 <= rate < 1, "in [0, 1)", "The paper uses 0.")
 
 

@@ -8,7 +8,6 @@ Parameters have the names of the published files. Factors let one learning rate 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, final
 
@@ -16,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gidd.common.config.allowed import number
 from gidd.diffusion.schedule import Flags, Sequences, Times
-from gidd.models.backbones.dit_config import Size, require_sizes
+from gidd.models.backbones.dit_config import POSITIVE, Size, require_sizes
 from gidd.models.backbones.layers import (
     Mask,
     RotaryTransformer,
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 _QUERIES = 256
 """Queries whose scores are in memory at once: torch's fused attention has no soft cap."""
-_POSITIVE = number(lambda value: 0 < value < math.inf, "above 0")
 
 
 @final
@@ -51,15 +48,15 @@ class GiddScalingConfig:
     """Number of layers."""
     num_heads: Size
     """Attention heads."""
-    residual_scale: Annotated[float, _POSITIVE] = 4.0
+    residual_scale: Annotated[float, POSITIVE] = 4.0
     """The output of attention and MLP is multiplied by residual_scale / num_layers."""
-    head_scale: Annotated[float, _POSITIVE] = 1.0
+    head_scale: Annotated[float, POSITIVE] = 1.0
     """Factor of the logits; the published models have 512 / width."""
-    soft_cap: Annotated[float, _POSITIVE] = 30.0
+    soft_cap: Annotated[float, POSITIVE] = 30.0
     """Attention scores s become soft_cap tanh(s / soft_cap)."""
-    rotary_base: Annotated[float, _POSITIVE] = 10_000.0
+    rotary_base: Annotated[float, POSITIVE] = 10_000.0
     """Base of the wavelengths of rotary position embedding."""
-    norm_eps: Annotated[float, _POSITIVE] = 1e-6
+    norm_eps: Annotated[float, POSITIVE] = 1e-6
     """Added to the mean square in every RMS norm."""
     equal_blocks: ClassVar[str] = "layers"
 
