@@ -39,6 +39,7 @@ from gidd.common.config.registry import component_names
 from gidd.common.local_models import require_model_name
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError
+from gidd.pipeline.defaults import recommended_sampling
 from gidd.pipeline.options import SamplingOptions
 
 if TYPE_CHECKING:
@@ -157,19 +158,19 @@ def parse_checked(
     arguments: Sequence[str],
     default: _C | None = None,
     lists: Sequence[str] = (),
+    sampling: SamplingOptions | None = None,
 ) -> _C:
     """Parse and check options; one `ConfigError` lists all invalid ones as they are typed.
 
     A command with a field `sampling` has the options of a step and a corrector, and with `metric`
-    those of a metric. `default` has the values of options that are not given. `lists` are flags
-    whose values may be separated by commas.
+    those of a metric. `default` has the values of options that are not given, `sampling` those of
+    sampling: what the model recommends, once its name has been parsed. `lists` are flags whose
+    values may be separated by commas.
     """
     arguments = _split_commas(arguments, lists)
     structures: dict[Any, StructConstructorSpec] = {
         kind: _with_components(kind, default, arguments),
-        SamplingOptions: _with_components(
-            SamplingOptions, getattr(default, "sampling", None), arguments
-        ),
+        SamplingOptions: _with_components(SamplingOptions, sampling, arguments),
     }
     options = parse(
         kind,
@@ -182,6 +183,11 @@ def parse_checked(
     )
     if found := [problem.partition(" ") for problem in _problems(options)]:
         raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
+    name = getattr(options, "sampled_model", getattr(options, "model", None))
+    if sampling is None and name is not None and hasattr(options, "sampling"):
+        recommended = recommended_sampling(name)
+        if recommended != SamplingOptions():
+            return parse_checked(kind, prog, doc, arguments, default, lists, recommended)
     return options
 
 

@@ -75,7 +75,7 @@ def evaluate_model_samples(
         num_samples,
         length=length,
         seed=seed,
-        options=options or SamplingOptions(),
+        options=options or pipe.sampling,
         on_progress=on_progress,
         **changes,
     )

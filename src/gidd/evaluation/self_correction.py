@@ -72,7 +72,7 @@ def correction_curve(
     The result of each smaller budget of forward passes is read out while the correction runs.
     Without a grader, generative perplexity is not measured.
     """
-    options, sampling = options or CurveOptions(), sampling or SamplingOptions()
+    options, sampling = options or CurveOptions(), sampling or pipe.sampling
     across = options.sampling_problems(sampling)
     require_none((*problems_of(options), *problems_of(sampling), *across))
     budgets = sorted(options.forward_passes)

@@ -8,6 +8,7 @@ denoiser = load_pretrained("dvruette/gidd-small-p_unif-0.1").denoiser
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -124,9 +125,9 @@ def load_pretrained(
         **download: Where a model on the hub is downloaded from and to: revision, token, cache_dir.
     """
     suffix = re.search(r"p_unif-(\d*\.?\d+)/?$", str(name))
-    return load(
-        _find(name, **download), float(suffix[1]) if suffix and p_uniform is None else p_uniform
-    )
+    folder = find_model(name, **download)
+    loaded = load(folder, float(suffix[1]) if suffix and p_uniform is None else p_uniform)
+    return replace(loaded, folder=folder)
 
 
 class NetworkSource(NamedTuple):
@@ -146,7 +147,7 @@ class NetworkSource(NamedTuple):
 
 def load_network(name: str | Path) -> NetworkSource:
     """Load the network of any model: ours, another project's, or one of `transformers`."""
-    folder = _find(name)
+    folder = find_model(name)
     is_foreign = not (folder / MODEL_RECORD).is_file() and (folder / CONFIG).is_file()
     if is_foreign and read_checkpoint(folder).field("model_type") in FAMILIES:
         config, tensors, digest = read_hf(folder)
@@ -157,7 +158,8 @@ def load_network(name: str | Path) -> NetworkSource:
     return NetworkSource(folder, network, loaded.sha256, vocab.size, vocab.mask_id, loaded.notes)
 
 
-def _find(name: str | Path, **download: Any) -> Path:
+def find_model(name: str | Path, **download: Any) -> Path:
+    """Return the folder of a model: local, of an installed distribution, or downloaded."""
     folder = local_model(name)
     if folder is not None and download:
         raise ConfigError(

@@ -54,6 +54,8 @@ class Pretrained:
     """Assumptions made while loading that the user should know about."""
     has_unused_rows: bool = False
     """Whether the last ids may be rows without a token; the tokenizer then has fewer tokens."""
+    folder: Path | None = None
+    """Where it was found."""
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

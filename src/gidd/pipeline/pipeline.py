@@ -29,6 +29,7 @@ from gidd.pipeline.correct import (
     self_correct,
     windows_to_correct,
 )
+from gidd.pipeline.defaults import write_sampling
 from gidd.pipeline.generate import (
     TextStream,
     build_choices,
@@ -78,9 +79,11 @@ from gidd.sampling import (
 from gidd.sampling.ranges import ERROR_RATE, MIN_CONFIDENCE
 from gidd.sampling.request import prompt as with_blanks
 
-_SAMPLING, _CORRECTION = SamplingOptions(), SelfCorrectionOptions()
+_CORRECTION = SelfCorrectionOptions()
 _LIKELIHOOD = LikelihoodOptions()
-_STREAMED = SamplingOptions(block_length=32)
+_BLOCK_LENGTH = 32
+"""Tokens of a block of a stream."""
+
 _LENGTHS = 64
 """Sequences are padded to a multiple of this many tokens, if a forward pass has several."""
 
@@ -114,6 +117,7 @@ class Pipeline:
         source: dict[str, Any] | None = None,
         notes: Sequence[str] = (),
         times: tuple[float, float] = (TRAINING_EPS, 1 - TRAINING_EPS),
+        sampling: SamplingOptions | None = None,
     ) -> None:
         self.device = resolve_device(device)
         self.denoiser = share_weights(denoiser)
@@ -124,6 +128,8 @@ class Pipeline:
         self.source, self.notes = source or {}, tuple(notes)
         self.times = times
         """The smallest and the largest time that the network was trained with."""
+        self.sampling = sampling or SamplingOptions()
+        """Sampling options that the model recommends: used where none are given, and saved."""
         default = 1 if self.device.type == "cpu" else 16
         rows = default if batch_size is None else batch_size
         self._network = in_precision(self.denoiser, self.precision, self.device)
@@ -164,7 +170,8 @@ class Pipeline:
     @property
     def _arguments(self) -> dict[str, Any]:
         names = ("denoiser", "schedule", "tokenizer", "context", "device", "precision")
-        arguments = {name: getattr(self, name) for name in (*names, "source", "notes", "times")}
+        names = (*names, "source", "notes", "times", "sampling")
+        arguments = {name: getattr(self, name) for name in names}
         return arguments | {"batch_size": self.session.batch_size}
 
     def to(self, device: torch.device | str) -> "Pipeline":
@@ -188,6 +195,7 @@ class Pipeline:
         summary = {"source": self.source, "times": list(self.times)}
         save(folder, self.denoiser, self.schedule, summary)
         self.tokenizer.save(folder)
+        write_sampling(Path(folder), self.sampling)
 
     def push_to_hub(self, name: str, *, private: bool = False) -> None:
         """Upload model and tokenizer to the Hugging Face hub as owner/name.
@@ -225,7 +233,7 @@ class Pipeline:
         record_frames: bool = False,
         confidence: bool = False,
         processors: Sequence[Processor] = (),
-        options: SamplingOptions = _SAMPLING,
+        options: SamplingOptions | None = None,
         **changes: Any,
     ) -> list[Generation] | list[list[Generation]]:
         """Return `n` texts that begin with `prompt` and end with `suffix`.
@@ -252,7 +260,7 @@ class Pipeline:
                 text (none for models trained with masking alone).
             processors: Further processors of x_theta, before those of the options, e.g.
                 `gidd.sampling.LogitBias`.
-            options: Sampling options.
+            options: Sampling options; by default those that the model recommends.
             **changes: Fields of `options` to change, e.g. `steps=64, temperature=0.8`.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
@@ -260,7 +268,7 @@ class Pipeline:
             raise ConfigError(f"prompt must be a string or a list of strings, got {prompt!r}.")
         require_stop(stop, suffix)
         ends = () if suffix else tuple(sorted(self.tokenizer.terminator_ids))
-        options = with_changes(options, changes, self.generate)
+        options = with_changes(options or self.sampling, changes, self.generate)
         require_no_blocks(options.block_length if suffix else None, "a suffix")
         counts, requests = (n, seed, start_index), list[Request]()
         for text in prompts:
@@ -289,7 +297,7 @@ class Pipeline:
         seed: int = 0,
         sample_index: int = 0,
         processors: Sequence[Processor] = (),
-        options: SamplingOptions = _STREAMED,
+        options: SamplingOptions | None = None,
         **changes: Any,
     ) -> TextStream:
         """Sample one text in blocks, and return an iterator of its states after every step.
@@ -317,7 +325,7 @@ class Pipeline:
         stop: Sequence[str] = (),
         on_step: OnStep | None = None,
         processors: Sequence[Processor] = (),
-        options: SamplingOptions = _SAMPLING,
+        options: SamplingOptions | None = None,
         **changes: Any,
     ) -> ChatAnswer:
         """Answer the last of some messages, such as [{"role": "user", "content": "2 + 3"}].
@@ -335,11 +343,12 @@ class Pipeline:
             stop: Texts before which the answer ends.
             on_step: Called after each step.
             processors: Further processors of x_theta.
-            options: Sampling options; with `block_length` nothing is sampled after the end.
+            options: Sampling options, by default those that the model recommends; with
+                `block_length` nothing is sampled after the end.
             **changes: Fields of `options` to change, e.g. `steps=64, block_length=32`.
         """
         require_stop(stop)
-        options = with_changes(options, changes, self.chat)
+        options = with_changes(options or self.sampling, changes, self.chat)
         request, stop, num_dropped = build_chat_request(
             self, messages, max_tokens, seed, stop, options, processors
         )
@@ -361,7 +370,7 @@ class Pipeline:
         seed: int = 0,
         stop: Sequence[str] = (),
         processors: Sequence[Processor] = (),
-        options: SamplingOptions = _STREAMED,
+        options: SamplingOptions | None = None,
         **changes: Any,
     ) -> TextStream:
         """Answer the last of some messages in blocks, and return an iterator of the states.
@@ -378,11 +387,14 @@ class Pipeline:
         return TextStream(self, request, block_length, stop, is_answer=True)
 
     def _stream_options(
-        self, options: SamplingOptions, changes: dict[str, Any], method: Callable[..., object]
+        self,
+        options: SamplingOptions | None,
+        changes: dict[str, Any],
+        method: Callable[..., object],
     ) -> SamplingOptions:
-        if options is _STREAMED and self.canvas_length is not None:
-            changes = {"block_length": self.canvas_length} | changes
-        return with_changes(options, changes, method)
+        if options is None and self.sampling.block_length is None:
+            changes = {"block_length": self.canvas_length or _BLOCK_LENGTH} | changes
+        return with_changes(options or self.sampling, changes, method)
 
     def _with_blanks(
         self, length: int | None, max_tokens: int | None, prompt: str, suffix: str = ""
@@ -425,7 +437,7 @@ class Pipeline:
         record_frames: bool = False,
         confidence: bool = False,
         processors: Sequence[Processor] = (),
-        options: SamplingOptions = _SAMPLING,
+        options: SamplingOptions | None = None,
         **changes: Any,
     ) -> list[Generation]:
         """Return `n` texts with the blanks of a template such as "The capital of[MASK:3] is Paris".
@@ -447,7 +459,7 @@ class Pipeline:
                 f"a template must have a blank, got {template[:60]!r}. Write [MASK] for one token "
                 "or [MASK:3] for three; use correct() for a text without blanks."
             )
-        options = with_changes(options, changes, self.infill)
+        options = with_changes(options or self.sampling, changes, self.infill)
         require_no_blocks(options.block_length, "a template")
         slots = build_choices(self, tokens, choices, spaced)
         if spaced and self.decoder.begins_with_space is not None:

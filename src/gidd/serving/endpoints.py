@@ -46,9 +46,9 @@ def sampling_settings(pipe: Pipeline, body: SampledBody) -> Json:
     """Return the arguments of `generate`, `infill` and `chat`."""
     names = (*_OPTIONS, "negative_prompt", "block_length")
     settings = {name: value for name in names if (value := getattr(body, name, None)) is not None}
-    if body.top_p < 1:
-        settings["top_p"] = body.top_p
-    if body.self_correction:
+    if body.top_p is not None:
+        settings["top_p"] = body.top_p if body.top_p < 1 else None
+    if body.self_correction is not None:
         settings["self_correction"] = SelfCorrectionOptions(forward_passes=body.self_correction)
     return settings | {"processors": _biases(pipe, body)}
 

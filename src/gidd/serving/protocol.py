@@ -137,8 +137,8 @@ class SampledBody(Body):
         description="The same seed gives the same samples. By default another one each time, which "
         "the answer names.",
     )
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: float | None = Field(None, ge=0, le=2, description="By default the model's.")
+    top_p: float | None = Field(None, gt=0, le=1, description="By default the model's.")
     top_k: int | None = Field(None, ge=1)
     min_p: float | None = Field(None, ge=0, lt=1)
     steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Denoising steps.")

@@ -65,6 +65,11 @@ class SamplesCommand:
             return None
         return component("metric", self.metric, **(self.metric_options or {}))
 
+    @property
+    def sampled_model(self) -> str | None:
+        """Name of the model that is sampled; None if the source is samples."""
+        return None if has_samples(Path(self.source)) else self.source
+
     def problems(self) -> Iterable[str]:
         """Yield one message per option that needs another one, and per option of the metric."""
         if self.reference is not None and self.grading.grader is None:
