@@ -120,7 +120,7 @@ def test_the_service_uses_them_where_the_body_has_no_option(pipes):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"steps": 0}', "steps must be an integer of at least 1"),
+        ('{"steps": 0}', "steps must be an integer from 1"),
         ('{"steps": "many"}', "steps must be"),
         ('{"shots": 3}', "unknown fields .*shots"),
         ('{"self_correction": 3}', "self_correction must be"),
