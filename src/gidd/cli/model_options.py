@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gidd.sampling import OnStep
 
 _F = TypeVar("_F")
-_DEVICES = tuple(f"{kind}{number}" for kind in ("cuda", "mps", "xpu") for number in ("", ":"))
+_DEVICES = tuple(f"{kind}{suffix}" for kind in ("cuda", "mps", "xpu") for suffix in ("", ":"))
 
 
 def _is_device(name: object) -> bool:
@@ -181,8 +181,8 @@ def parse_checked(
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
         **({} if default is None else {"default": default}),
     )
-    if found := [problem.partition(" ") for problem in _problems(options)]:
-        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in found))
+    if parts := [problem.partition(" ") for problem in _problems(options)]:
+        raise ConfigError("\n".join(f"--{key.replace('_', '-')} {rest}" for key, _, rest in parts))
     name = getattr(options, "sampled_model", getattr(options, "model", None))
     if sampling is None and name is not None and hasattr(options, "sampling"):
         recommended = recommended_sampling(name)

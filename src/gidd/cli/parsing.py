@@ -137,9 +137,9 @@ def declared_fields(declared: type, values: Any = None) -> Iterator[StructFieldS
 
 def chosen_name(flag: str, words: Sequence[str]) -> str | None:
     """Return the last value of `--flag` among the arguments, before they are parsed."""
-    given = [word.partition("=")[2] for word in words if word.startswith(f"--{flag}=")]
-    given += [after for word, after in pairwise(words) if word == f"--{flag}"]
-    return given[-1] if given else None
+    values = [word.partition("=")[2] for word in words if word.startswith(f"--{flag}=")]
+    values += [after for word, after in pairwise(words) if word == f"--{flag}"]
+    return values[-1] if values else None
 
 
 def name_option(kind: str, flag: str, help: str) -> Any:

@@ -185,6 +185,6 @@ def _unknown_preset(name: str, prog: str) -> str:
     return f"there is no preset {name!r}.{hint} {see}"
 
 
-def _with_unit(number: float) -> str:
-    size, unit = next((p for p in ((1e12, "T"), (1e9, "B")) if number >= p[0]), (1e6, "M"))
-    return f"{number / size:.3g}{unit}"
+def _with_unit(count: float) -> str:
+    size, unit = next((p for p in ((1e12, "T"), (1e9, "B")) if count >= p[0]), (1e6, "M"))
+    return f"{count / size:.3g}{unit}"

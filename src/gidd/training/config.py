@@ -61,8 +61,8 @@ class Diffusion:
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option of a component."""
         chosen = {"objective": self.loss, "noise": self.noise, "weighting": self.weighting}
-        for name, each in chosen.items():
-            yield from (f"{name}.{problem}" for problem in each.problems())
+        for name, option in chosen.items():
+            yield from (f"{name}.{problem}" for problem in option.problems())
         if taken := [name for name in self.loss.options if hasattr(self, name)]:
             names = ", ".join(taken)
             yield f"objective {self.loss.name} must not have options {names}. Rename them."
@@ -214,10 +214,10 @@ class RunConfig:
         problems += [f"optimizer.{problem}" for problem in self.optimizer.problems()]
         problems += self._backbone_problems()
         problems += () if is_record else self.without_effect().values()
-        train, own = self.train, self.train.global_batch // num_ranks
-        if own < train.accumulate:
+        train, per_rank = self.train, self.train.global_batch // num_ranks
+        if per_rank < train.accumulate:
             problems.append(
-                f"train.global_batch = {train.global_batch} gives {own} samples to each of "
+                f"train.global_batch = {train.global_batch} gives {per_rank} samples to each of "
                 f"{num_ranks} ranks, fewer than train.accumulate = {train.accumulate}."
             )
         if train.evaluate_samples < num_ranks:
@@ -238,7 +238,7 @@ class RunConfig:
 
     def without_effect(self) -> dict[str, str]:
         """Return a message for each setting that was given although another makes it void."""
-        found: dict[str, str] = {}
+        messages: dict[str, str] = {}
         for names, is_void, why in _VOID:
             for name in names.split() if is_void(self) else ():
                 *groups, last = name.split(".")
@@ -249,12 +249,12 @@ class RunConfig:
                     default = options_of(owner.kind, owner.name)[last].default
                     value = owner.options[last]
                 else:
-                    default = next(each.default for each in fields(owner) if each.name == last)
+                    default = next(f.default for f in fields(owner) if f.name == last)
                     value = getattr(owner, last)
                 if value != default:
                     rest = f"{default} {why}, got {value}: it would have no effect."
-                    found[name] = f"{name} must be {rest}"
-        return found
+                    messages[name] = f"{name} must be {rest}"
+        return messages
 
     def _backbone_problems(self) -> Iterable[str]:
         if self.backbone.name == UNREGISTERED:

@@ -137,9 +137,9 @@ def require_allowed(options: Any, error: type[GiddError] = ConfigError) -> None:
 def unused_problems(options: Any, prefix: str, needs: str) -> Iterator[str]:
     """Yield a message per field away from its default, for options that nothing uses."""
     default = type(options)()
-    for each in fields(options):
-        if getattr(options, each.name) != getattr(default, each.name):
-            yield f"{prefix}{each.name} needs {needs}."
+    for field in fields(options):
+        if getattr(options, field.name) != getattr(default, field.name):
+            yield f"{prefix}{field.name} needs {needs}."
 
 
 def require_arguments(**arguments: tuple[object, Allowed]) -> None:
@@ -153,8 +153,8 @@ def require_arguments(**arguments: tuple[object, Allowed]) -> None:
 
 def require_none(problems: Iterable[str], error: type[GiddError] = ConfigError) -> None:
     """Raise one error with a line for each problem, if there are any."""
-    if found := list(problems):
-        raise error("\n".join(found))
+    if messages := list(problems):
+        raise error("\n".join(messages))
 
 
 def _is_a(kind: type, value: object) -> bool:

@@ -44,15 +44,15 @@ def to_plain(value: Any) -> Any:
         registered = None if value.name == UNREGISTERED else find_component(value.kind, value.name)
         return _component(value.name, registered.package if registered else "", options)
     if dataclasses.is_dataclass(value):
-        own = [field for field in dataclasses.fields(value) if field.init]
-        writers = {field.name: field.metadata.get(RECORDED_AS, to_plain) for field in own}
+        init_fields = [field for field in dataclasses.fields(value) if field.init]
+        writers = {field.name: field.metadata.get(RECORDED_AS, to_plain) for field in init_fields}
         fields = {name: to_plain(write(getattr(value, name))) for name, write in writers.items()}
-        if (found := name_of(type(value))) is None:
+        if (entry := name_of(type(value))) is None:
             for base in type(value).__mro__:
                 if kind := kind_of_base(base):
                     raise cannot_be_saved(value, kind)
             return {KIND: type(value).__name__} | fields
-        kind, name, package = found
+        kind, name, package = entry
         supplied = KINDS[kind].supplied if kind != "backbone" else ()  # sizes are saved
         options = {name: plain for name, plain in fields.items() if name not in supplied}
         return _component(name, package, options)
@@ -100,8 +100,9 @@ def component_from_plain(kind: str, plain: Any, where: str) -> Component:
     values = _object(plain, where)
     name, package = values.pop(KIND, None), values.pop(PACKAGE, "")
     if name == UNREGISTERED:
-        given = str(values.get("class"))
-        return Component(kind, UNREGISTERED, {"class": given if given.isidentifier() else "?"})
+        class_name = str(values.get("class"))
+        class_name = class_name if class_name.isidentifier() else "?"
+        return Component(kind, UNREGISTERED, {"class": class_name})
     try:
         declared = options_of(kind, cast(str, name), cast(str, package))
     except ConfigError as error:

@@ -83,7 +83,7 @@ def component(kind: str, name: str, /, **options: Any) -> Component:
 
 def component_of(kind: str, value: Any, options: Mapping[str, Any]) -> Component:
     """Return the component of a Python object, whose class need not be registered."""
-    found = name_of(type(value))
-    if found is None or found[0] != kind:
+    registered = name_of(type(value))
+    if registered is None or registered[0] != kind:
         return Component(kind, UNREGISTERED, {"class": type(value).__name__})
-    return Component(kind, found[1], options)
+    return Component(kind, registered[1], options)

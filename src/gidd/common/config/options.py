@@ -98,16 +98,16 @@ def attribute_docstrings(component: type) -> dict[str, str]:
             tree = ast.parse(textwrap.dedent(inspect.getsource(component)))
     except (OSError, SyntaxError, TypeError):  # typed at a prompt
         return {}
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     definition = tree.body[0]
     body = definition.body if isinstance(definition, ast.ClassDef) else []
     for field, after in zip(body, body[1:], strict=False):
         match field, after:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
-                found[name] = inspect.cleandoc(str(text))
+                docstrings[name] = inspect.cleandoc(str(text))
             case _:
                 pass
-    return found
+    return docstrings
 
 
 def _arguments_section(doc: str) -> dict[str, str]:

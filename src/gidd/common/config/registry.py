@@ -110,8 +110,8 @@ def find_component(kind: str, name: object, package: str = "") -> Registration:
             return Registration(_builtin(kind, name), "")
         if (kind, name) not in _ADDED:
             _load_plugins()
-        if found := _ADDED.get((kind, name)):
-            return found
+        if component := _ADDED.get((kind, name)):
+            return component
     names = component_names(kind)
     if package:
         raise ComponentNotInstalled(
@@ -179,8 +179,8 @@ def _require_component(kind: str, name: str, make: Any) -> None:
         must_be = "a dataclass, whose fields are saved (@gidd.register above @dataclass)"
     else:
         return
-    given = shorten(getattr(make, "__name__", make))
-    raise ConfigError(f"the {kind} {name!r} must be {must_be}, got {given}.")
+    got = shorten(getattr(make, "__name__", make))
+    raise ConfigError(f"the {kind} {name!r} must be {must_be}, got {got}.")
 
 
 def _table(kind: str) -> Mapping[str, Any]:

@@ -50,7 +50,7 @@ class LinearAmount(NoiseAmount):
     """Weight of this noise in the prior, relative to the other linear amounts."""
 
     def __post_init__(self) -> None:
-        require_none(problems_of(self, "ramp."), ScheduleError)
+        require_none(problems_of(self, "LinearAmount."), ScheduleError)
 
     def value(self, t: Tensor) -> Tensor:
         """weight * t."""
