@@ -24,6 +24,7 @@ PARTS |= {"gpu_training", "script"}
 OTHERS = {
     "book_sections": "tests/cli/test_documented_blocks.py",
     "frontier": "tests/evaluation/test_frontier.py",
+    "judge": "tests/evaluation/test_judge.py",
     "scaling": "tests/evaluation/test_scaling.py",
     "gpu": "tests/gpu/test_gpu_benchmark.py",
     "serving_plan": "tests/serving/test_serving_plan.py",

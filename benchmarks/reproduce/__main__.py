@@ -95,7 +95,7 @@ def _paper_commands() -> Iterator[str]:
         yield f"gidd eval self-correction models/{name} {grader}  # figures of self-correction"
         corrected = "--self-correction.forward-passes 128 --jsonl"
         yield f"gidd sample models/{name} --num-samples 256 {corrected} > {name}.jsonl"
-        yield f"gidd eval judge {name}.jsonl  # table of judged samples"
+        yield f"python benchmarks/judge.py {name}.jsonl --yes  # table of judged samples"
     yield "python benchmarks/scaling.py runs/*-gidd-plus-*  # figures of scaling"
 
 

@@ -76,7 +76,6 @@ eval tasks nothing piqa | installed
 eval samples m --num-samples 0 | --num-samples
 eval self-correction m --temperatures -1 | --temperatures
 eval tasks m missing.jsonl | missing.jsonl
-eval judge missing.jsonl missing.jsonl | missing.jsonl
 compare missing.json a.json | missing.json
 plot missing.json | missing.json
 plot runs/x | runs/x

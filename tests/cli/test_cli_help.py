@@ -46,7 +46,6 @@ MISTAKES = [
     ["eval", "samples", "model", "--num-samples", "0"],
     ["eval", "self-correction", "model", "--forward-passes", "1"],
     ["eval", "tasks", "model"],
-    ["eval", "judge"],
     ["plan", "nnano"],
     ["data", "prepare"],
 ]

@@ -103,7 +103,7 @@ REPLACED = [
     Replaced("(eval ppl .*)openwebtext", r"\1pages/ --max-documents 2", "a corpus of the hub"),
     Replaced(r"\bopenwebtext\b", "pages/", "a corpus of the Hugging Face hub"),
     Replaced(r"data/owt", "data/pages", "a corpus of the Hugging Face hub"),
-    Replaced("(eval judge)", r"\1 --yes --base-url JUDGE", "a paid service"),
+    Replaced("(benchmarks/judge.py)", r"\1 --base-url JUDGE", "a paid service"),
     Replaced(r"^gidd serve .*replicas.*", "", "Ray Serve: tests/serving/test_replicas.py"),
     Replaced("gidd serve", "serve", "a service, which is run in the background"),
     Replaced("(?<=127.0.0.1:)8000", "PORT", "a port that may be taken"),
@@ -230,8 +230,7 @@ def files(tmp_path_factory) -> Path:
     write_lines(folder / "chats.jsonl", chats)
     question = {"question": "The sky is", "choices": ["blue.", "loud."], "answer": 0}
     write_lines(folder / "questions.jsonl", [question])
-    for name in ("before.jsonl", "after.jsonl"):
-        write_lines(folder / name, [{"text": TEXT}, {"text": "Peace and plenty."}])
+    write_lines(folder / "samples.jsonl", [{"text": TEXT}, {"text": "Peace and plenty."}])
     return folder
 
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from gidd.evaluation.compare import (
-    PERMUTATIONS,
     holm_p_values,
     mean_difference,
-    sign_flip_p_value,
     unpaired_difference,
 )
 from gidd.evaluation.results import Measurement
@@ -61,23 +59,6 @@ def test_measurements_without_a_number_of_samples_use_the_normal_distribution():
     found = unpaired_difference(Measurement(0, 3), Measurement(10, 4))
     assert (found.value, found.standard_error) == (10, 5)
     assert found.p_value == pytest.approx(0.0455, abs=1e-4)
-
-
-def test_sign_flips_are_enumerated_when_there_are_few():
-    assert sign_flip_p_value([1, 1, 1]) == 0.25  # +++ and --- of 8
-    assert sign_flip_p_value([1, 2, -4]) == 1.0  # |sum| = 1 is the least possible
-    assert sign_flip_p_value([1, 2, 4]) == 0.25
-    assert sign_flip_p_value([0.1, 0.2, 0.3, 0]) == 0.25  # zeros change nothing
-    assert sign_flip_p_value([]) == sign_flip_p_value([0, 0]) == 1.0
-
-
-def test_random_sign_flips_agree_with_the_exact_test():
-    # 20 differences of 1 and 5 of -1: |sum| >= 15 is P(Binomial(25, 1/2) <= 5 or >= 20)
-    exact = 2 * stats.binom.cdf(5, 25, 0.5)
-    found = sign_flip_p_value([1] * 20 + [-1] * 5)
-    assert found == pytest.approx(exact, abs=4 * math.sqrt(exact / PERMUTATIONS))
-    assert found == sign_flip_p_value([1] * 20 + [-1] * 5)
-    assert sign_flip_p_value([1] * 200) == pytest.approx(2 / (PERMUTATIONS + 1))
 
 
 def test_holm_by_hand():

@@ -20,7 +20,7 @@ _PURPOSES = {  # what the extras are for
     "data": "corpora of the hub, Parquet, remote files, loading with Grain",
     "hf": "networks of transformers, LoRA",
     "train": "TensorBoard",
-    "eval": "graders, tasks, judges",
+    "eval": "graders, tasks",
     "viz": "plots",
     "serve": "`gidd serve`",
     "replicas": "`gidd serve --replicas`",

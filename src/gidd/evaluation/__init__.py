@@ -2,7 +2,7 @@
 
 Reading order: `results` (numbers, manifest, JSON files), `options`, `texts` (documents by name),
 `window_scores` and `perplexity`; `graders`, `samples` and `self_correction`; `harness/`
-(tasks of lm_eval), `judge`; `compare`. The commands are `gidd eval` and `gidd compare`.
+(tasks of lm_eval); `compare`. The commands are `gidd eval` and `gidd compare`.
 """
 
 from typing import TYPE_CHECKING

@@ -22,7 +22,6 @@ _NOT_SETTINGS = ("seconds", "usage")  # that differ between equal evaluations
 SIGNIFICANCE_LEVEL: Final = 0.05  # two-sided: a p-value below it is called significant
 FEW_ROWS = 20
 """Rows below which a t-test depends on the distribution of the values."""
-PERMUTATIONS: Final = 20_000  # random sign flips of `sign_flip_p_value`
 HAS_SCIPY: Final = find_spec("scipy") is not None
 
 
@@ -69,20 +68,6 @@ def _p_value(value: float, error: float, degrees: float) -> float | None:
         return None
     t = value / error if error else math.inf if value else 0.0
     return 2 * float(optional_package("scipy.special", "eval").stdtr(degrees, -abs(t)))
-
-
-def sign_flip_p_value(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of the mean of differences under random signs.
-
-    With few differences all signs are enumerated; otherwise `PERMUTATIONS` random ones are drawn.
-    """
-    values = np.array([d for d in differences if d], dtype=np.float64)
-    if len(values) < 2:
-        return 1.0
-    test = optional_package("scipy.stats", "eval").permutation_test(
-        (values,), np.mean, permutation_type="samples", n_resamples=PERMUTATIONS, batch=1000, rng=0
-    )
-    return float(test.pvalue)
 
 
 def holm_p_values(p_values: Sequence[float]) -> list[float]:

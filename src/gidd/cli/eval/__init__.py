@@ -10,7 +10,6 @@ EVALUATIONS = {
     "samples": "quality and diversity of samples: generative perplexity, entropy, self-accuracy",
     "self-correction": "effect of self-correction on samples: quality, diversity, changed tokens",
     "tasks": "accuracy on tasks of lm-evaluation-harness",
-    "judge": "grades of samples by a language model behind an OpenAI-compatible API",
 }
 
 _HELP = """\
