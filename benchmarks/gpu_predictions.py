@@ -1,7 +1,6 @@
 """What is predicted for the figures that `gpu.py` measures, from `gidd.planning`.
 
-A time is that of FLOPs at the data sheet's peak and the assumed MFU of `gidd plan`; of a training
-step, or that of its launches, which are counted on its trace, if it is longer.
+A time is that of FLOPs at the data sheet's peak and the assumed MFU of `gidd plan`.
 """
 
 from __future__ import annotations
@@ -69,8 +68,6 @@ def predictions(settings: Settings, sheet: Device) -> dict[str, float]:
         values[f"tokens per second, {name}"] = plan.throughput["tokens_per_second"]
         values[f"MFU, {name}"] = plan.throughput["mfu"]
         values["peak memory of a step, GB"] = plan.memory["peak"] / 1e9
-        if plan.launching is not None:
-            values[f"launches of a step, {name}"] = plan.launching["num_launches"]
     return values | _of_sampling(settings, sheet, per_token - of_head)
 
 

@@ -83,7 +83,6 @@ COUNTED = {
 PRODUCTS, ATTENTION, KERNELS, STREAMING = 0.65, 0.4, 0.6, 0.8
 FORWARD_BYTES, BACKWARD_BYTES = 66, 132
 UPDATE_BYTES, EMA_BYTES = 32, 12
-LAUNCH_SECONDS = 5e-6
 
 ASSUMPTIONS = (
     f"bf16 matrix products reach {PRODUCTS:.0%} of the peak and attention {ATTENTION:.0%}, the "
@@ -98,8 +97,8 @@ ASSUMPTIONS = (
     "Activations are recomputed where the preset does so.",
     f"The update moves {UPDATE_BYTES} bytes per parameter (AdamW, gradient norm), {EMA_BYTES} "
     "more with an EMA.",
-    f"The host launches a kernel in {LAUNCH_SECONDS * 1e6:.0f} us, and communication is hidden "
-    "behind computation: a step takes the longest of the three.",
+    "Kernel launches and communication are hidden behind computation: a step takes the longer of "
+    "computation and communication.",
 )
 
 
@@ -198,10 +197,9 @@ def step_seconds(name: str, ranks: int, device: str, cost: Cost) -> dict[str, fl
         "update": updated * plan.num_parameters / shards / streamed,
     }
     computing = sum(parts.values())
-    launching = 0.0 if plan.launching is None else plan.launching["num_launches"] * LAUNCH_SECONDS
     communicating = 0.0 if plan.traffic is None else plan.traffic["seconds"]
-    step = max(computing, launching, communicating)
-    limits = {"host": launching, "communication": communicating, "step": step}
+    step = max(computing, communicating)
+    limits = {"communication": communicating, "step": step}
     return parts | limits | {"mfu": per_token * tokens / (step * sheet.flops)}
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 
-from roofline import CHIPS, LAUNCH_SECONDS
+from roofline import CHIPS
 from script import parser_of
 
 from gidd.models.backbones.dit_config import SIZES, DiTConfig
@@ -26,8 +26,8 @@ from gidd.training.reporting.speed import transformer_flops_per_token
 MODELS, RATES = ("small", "10b"), (1, 100, 10_000)
 VOCABULARY, BLOCK, HOURS_OF_A_DAY = 50_258, 32, 24
 BF16_BYTES, FRAMES_A_SECOND = 2, 25
-STEP_LAUNCHES, LAYER_LAUNCHES = 120, 26
-"""Kernels of a sampling step whose operations are fused, and of each layer: an assumption."""
+STEP_LAUNCHES, LAYER_LAUNCHES, LAUNCH_SECONDS = 120, 26, 5e-6
+"""Assumed kernels of a sampling step whose operations are fused, and of each layer."""
 
 
 @dataclass(frozen=True, kw_only=True)

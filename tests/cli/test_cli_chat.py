@@ -71,9 +71,6 @@ def test_an_answer_ends_before_a_stop_string(chat):
         (b"a\n\xff\n", [], "line 2 of standard input must be UTF-8"),
         (b"a <|endoftext|>\n", [], "special token <|endoftext|>"),
         (b"a" * 99, [], "context of 80 tokens"),
-        (b"a", ["--max-tokens", "0"], "--max-tokens must be an integer of at least 1"),
-        (b"a", ["--stop", ""], "--stop must be a list of texts"),
-        (b"a", ["--steps", "0"], "--steps must be"),
     ],
 )
 def test_mistakes_end_in_one_message(chat, capsys, given, words, message):

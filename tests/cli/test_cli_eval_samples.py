@@ -1,9 +1,6 @@
 """`gidd eval samples` as a user types it."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from support.small_grader import write_grader
@@ -68,37 +65,3 @@ def test_texts_of_other_systems_need_a_tokenizer_or_a_grader(capsys, model, grad
     assert json.loads(out)["manifest"]["source"] == str(tmp_path)
     both = [str(tmp_path), "--reference", str(tmp_path)]
     assert "--reference needs --grader" in mistake(capsys, "eval", "samples", *both)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["samples", "m", "--num-samples", "0"], "--num-samples must be"),
-        (["samples", "m", "--max-length", "1"], "--max-length must be"),
-        (["samples", "m", "--steps", "-1"], "--steps must be"),
-    ],
-)
-def test_mistakes_are_explained(capsys, words, message):
-    assert message in mistake(capsys, "eval", *words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["samples"])
-def test_help_and_mistakes_need_no_torch(name):
-    """Nor transformers, which is slow to import."""
-    code = """
-import sys
-from gidd.cli import main
-for words in (["eval", sys.argv[1], "--help"], ["eval", sys.argv[1], "m", "--num-samples", "0"]):
-    try:
-        main(words)
-    except SystemExit:
-        pass
-assert not {"torch", "transformers"} & sys.modules.keys()
-"""
-    environment = os.environ | {"COLUMNS": "100"}
-    command = [sys.executable, "-c", code, name]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert f"gidd eval {name} models/nano" in done.stdout
-    assert "--num-samples must be" in done.stderr
-    assert "AssertionError" not in done.stderr

@@ -246,81 +246,6 @@ def test_devices_that_are_not_there(capsys, model, words, device, monkeypatch):
     assert f"got {device}" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["sample", "MODEL", "--top-p", "2"], "--top-p must be a number in (0, 1], got 2.0"),
-        (["sample", "MODEL", "--length", "100000"], "length"),
-        (
-            ["sample", "MODEL", "--self-correction.forward-passes", "1", *FEW],
-            "--self-correction.forward-passes must be 0",
-        ),
-        (
-            ["plan", "10b", "--parallel", "ddp", "--parallel.shard-size", "8"],
-            "--parallel.shard-size",
-        ),
-        (["data", "prepare", "sotu", "--tokenizer", "gpt2", "--executor", "slurm"], "partition"),
-    ],
-)
-def test_messages_name_the_option(capsys, model, words, message, tmp_path):
-    words = [model if word == "MODEL" else word for word in words]
-    if words[0] == "data":
-        words += ["--out", str(tmp_path / "out")]
-    code, _, err = ended(capsys, *words)
-    assert code == 2
-    assert message in err
-    assert not (tmp_path / "out").exists()  # nothing was begun
-
-
-@pytest.mark.parametrize(
-    ("words", "options"),
-    [
-        (["sample", "no-model", "--steps", "-5"], ["--steps must be an integer from 1", "got -5"]),
-        (
-            ["sample", "no-model", "--num-samples", "0", "--start-index", "-1", "--length", "0"],
-            ["--num-samples", "got 0", "--start-index", "got -1", "--length"],
-        ),
-        (
-            ["infill", "no-model", "[MASK]", "--seed", "-1", "--top-k", "0", "--min-p", "1"],
-            ["--seed", "--top-k", "--min-p", "got 1.0"],
-        ),
-        (
-            ["sample", "no-model", "--temperature", "nan", "--final-corrector-steps", "-1"]
-            + ["--sampler", "threshold", "--sampler.fill", "2"],
-            ["--temperature", "got nan", "--final-corrector-steps", "got -1"]
-            + ["--sampler.fill must be a number in [0, 1], got 2.0"],
-        ),
-        (
-            [
-                "sample",
-                "no-model",
-                "--self-correction.patience",
-                "0",
-                "--self-correction.forward-passes",
-                "1",
-            ],
-            ["--self-correction.patience", "--self-correction.forward-passes must be 0", "got 1"],
-        ),
-        (
-            ["sample", "no-model", "--edits", "--confidence"],
-            ["--edits needs --jsonl", "--confidence needs --jsonl"],
-        ),
-        (
-            ["correct", "--text", "a", "--model", "no-model", "--error-rate", "1"]
-            + ["--min-confidence", "nan"],
-            ["--error-rate", "got 1.0", "--min-confidence", "got nan"],
-        ),
-    ],
-)
-def test_options_are_checked_before_the_model_is_loaded(capsys, words, options):
-    """All problems at once, as they are typed: there is no such model."""
-    code, out, err = ended(capsys, *words)
-    assert (code, out) == (2, "")
-    for option in options:
-        assert option in err
-    assert "no-model" not in err
-
-
 URL = "http://somebody:open-sesame@127.0.0.1:9/pages.jsonl?signature=signed-once"
 
 
@@ -355,23 +280,6 @@ def test_mistakes_show_no_credentials(capsys, monkeypatch, tmp_path, words, colu
     printed = "".join(c for c in out + err if c not in "│ \n")
     assert not [part for part in ("somebody", "sesame", "signed", "once") if part in printed]
     assert not list(tmp_path.iterdir())
-
-
-def test_a_misspelt_command(capsys):
-    code, _, err = ended(capsys, "smaple")
-    assert code == 2
-    assert "gidd sample" in err.partition("\n")[0]
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [("FOLDER", "--out FOLDER"), ("nnano", "nano"), ("--dry-run", "--dry-run")],
-)
-def test_what_is_not_a_preset(capsys, tmp_path, word, message):
-    code, _, err = ended(capsys, "train", word.replace("FOLDER", str(tmp_path)))
-    assert code == 2
-    assert "preset" in err
-    assert message.replace("FOLDER", str(tmp_path)) in err
 
 
 def test_plot_to_a_folder_without_permission_names_the_file(capsys, somebody):

@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -112,21 +110,6 @@ def test_a_model_of_masking_alone_shows_no_colours(capsys, tmp_path):
     assert "error rate" not in run(capsys, "score", folder, "--text", TEXT, *FEW)
 
 
-def test_score_names_mistakes(capsys, model, files, tmp_path):
-    assert "either FILE" in mistake(capsys, "score", model)
-    assert "either FILE" in mistake(capsys, "score", model, files[0], "--text", "a")
-    assert "at most once" in mistake(capsys, "score", model, "-", "-")
-    assert "cannot be read" in mistake(capsys, "score", model, str(tmp_path / "c.txt"))
-    message = mistake(
-        capsys, "score", model, files[0], "--repeats", "1", "--max-forward-passes", "3"
-    )
-    assert "--repeats must be an integer from 2" in message
-    assert "--max-forward-passes needs --max-se" in message
-    assert "must not be empty" in mistake(capsys, "score", model, "--text", "", *CPU)
-    (tmp_path / "latin.txt").write_bytes(b"\xff\xfe")
-    assert "UTF-8" in mistake(capsys, "score", model, str(tmp_path / "latin.txt"))
-
-
 def test_ppl_prints_documents_and_saves_them(capsys, model, files, tmp_path):
     out = tmp_path / "ppl.json"
     words = ["eval", "ppl", model, *files, *FEW]
@@ -143,40 +126,4 @@ def test_ppl_prints_documents_and_saves_them(capsys, model, files, tmp_path):
     assert "2 documents, " in printed
     again = json.loads(run(capsys, *words, "--json"))
     assert (again["measurements"], again["rows"]) == (result["measurements"], result["rows"])
-
-
-def test_ppl_names_mistakes(capsys, model, files):
-    assert "SOURCE must be" in mistake(capsys, "eval", "ppl", model)
     assert "context 32" in mistake(capsys, "eval", "ppl", model, *files, "--length", "40", *CPU)
-    message = mistake(capsys, "eval", "ppl", model, *files, "--stride", "9", "--length", "4")
-    assert "--stride must be at most the length 4, got 9" in message
-    missing = mistake(capsys, "eval", "ppl", model, *files, "--max-forward-passes", "9")
-    assert "--max-forward-passes needs --max-se" in missing
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["score", "--help"],
-        ["eval", "ppl", "--help"],
-        ["score", "model"],
-        ["eval", "ppl", "model"],
-        ["eval", "ppl", "model", "a.txt", "--nodes", "0"],
-    ],
-    ids=" ".join,
-)
-def test_help_and_mistakes_do_without_torch(words):
-    program = "import sys; from gidd.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n"
-    program += "    assert 'torch' not in sys.modules"
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"COLUMNS": "100"},
-    )
-    is_help = "--help" in words
-    assert done.returncode == (0 if is_help else 2), done.stderr
-    assert "Traceback" not in done.stderr
-    if is_help:
-        assert -1 < done.stdout.find(f"\n  gidd {words[0]} ") < done.stdout.find("─ options")

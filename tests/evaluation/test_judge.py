@@ -190,17 +190,10 @@ def test_redirects_do_not_carry_the_key_to_another_host(status, server, run):
         assert thief.requests == []
 
 
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [
-        (b"text\n", "line 1 is not JSON"),
-        (b'{"text": "a"}\n{"text": 3}\n', "line 2"),
-        (b'{"text": "a", "original": "b"}\n{"text": "b"}\n', "original"),
-    ],
-)
-def test_damaged_samples_are_named(content, word, tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=word):
+def test_either_all_samples_or_none_are_corrections(tmp_path):
+    """Other damage of samples: tests/evaluation/test_samples.py."""
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "original": "b"}\n{"text": "b"}\n')
+    with pytest.raises(DataError, match="original"):
         read_samples(tmp_path / "a.jsonl")
 
 

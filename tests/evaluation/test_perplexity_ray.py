@@ -112,12 +112,6 @@ def assert_close(found: dict, expected: dict) -> None:
     assert found["manifest"] == expected["manifest"]
 
 
-def test_ray_and_max_se_exclude_each_other(capsys, model, source):
-    with pytest.raises(SystemExit, match="2"):
-        main(["eval", "ppl", model, source, "--executor", "ray", "--max-se", "0.1"])
-    assert "--max-se needs --executor local" in capsys.readouterr().err
-
-
 @pytest.mark.long
 def test_actors_give_the_numbers_of_one_process(model, source):
     pytest.importorskip("ray", reason='needs `pip install "gidd[cluster]"`')

@@ -8,7 +8,7 @@ import pytest
 
 from gidd.cli.eval.tasks import main
 from gidd.cli.model_options import ModelOptions
-from gidd.errors import ConfigError, DataError
+from gidd.errors import DataError
 from gidd.evaluation.harness.tasks import evaluate_tasks, read_questions, resolve_names
 from gidd.evaluation.options import TaskOptions
 from gidd.evaluation.results import EvaluationResult
@@ -68,21 +68,6 @@ def test_the_command_saves_a_result(
     assert (result.kind, len(result.rows)) == ("tasks", 2)
     assert result.manifest["early_stop"] is None
     assert result.manifest["limit"] == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "TASK"),
-        (["paper", "--repeats", "0", "--confidence", "2"], "(?s)--repeats.*--confidence"),
-        (["paper", "--limit", "0"], "--limit"),
-    ],
-)
-def test_mistakes_are_reported_before_the_model_is_loaded(
-    arguments: list[str], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        main(["no/model", *arguments])
 
 
 def test_names_of_the_paper() -> None:

@@ -71,12 +71,6 @@ def test_training(noise, waits):
     require(two, one.num_launches + 36, waits)
 
 
-@pytest.mark.slow
-def test_launches_do_not_depend_on_the_vocabulary_or_the_tokens():
-    counts = training_forward("hybrid", vocab_size=300, samples=2)
-    assert counts.num_launches == training_forward("hybrid", vocab_size=1000).num_launches
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("noise", "waits"), [("hybrid", 0), ("masked", 1)])
 def test_training_with_the_vocabulary_of_gpt2(noise, waits):

@@ -43,6 +43,7 @@ NOT_PREDICTED = {
     "head and loss, masked, ms",
     "head and loss, hybrid / cross-entropy",
     "optimiser, ms",
+    "launches of a step, eager",
     "launches of an ancestral step",
 }
 ONLY_ON_GPUS = {
@@ -80,12 +81,6 @@ def traced(monkeypatch):
         num_tensors=2,
         phases={"update": {"parameters": 40, "optimiser": 80}},
         collectives=(),
-        launches={
-            "compiled": False,
-            "launches": {"forward": 300, "backward": 400, "update": 20},
-            "waits": 0,
-            "misaligned_products": 0,
-        },
     )
     monkeypatch.setattr("gidd.planning.run_plan.trace_in_child", lambda *_: made)
 
@@ -103,7 +98,6 @@ def test_every_part_runs_on_a_cpu(traced):
     assert [waits["allowed"] for waits in results["waits"].values()] == [0, 1]
     figures = results["figures"]
     assert set(figures) == FIGURES
-    assert figures["launches of a step, eager"]["predicted"] == 720
     assert {name for name in figures if figures[name]["predicted"] is None} == NOT_PREDICTED
     assert {name for name in figures if figures[name]["measured"] is None} == ONLY_ON_GPUS
 

@@ -20,7 +20,6 @@ from gidd.diffusion.schedules import (
     uniform_noise,
 )
 from gidd.diffusion.weighting import TightWeighting
-from gidd.models import Denoiser, DiT, DiTConfig
 from gidd.vocab import Vocab
 
 V, L = 130, 24
@@ -39,16 +38,6 @@ SCHEDULES = {
         ),
     ),
 }
-
-
-def denoiser(num_rows: int = 192) -> Denoiser:
-    torch.manual_seed(0)
-    config = DiTConfig(vocab_size=num_rows, max_length=L, width=32, num_layers=1, num_heads=4)
-    model = Denoiser(DiT(config), VOCAB).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.25)
-    return model
 
 
 @pytest.mark.parametrize("has_triton", [True, False], ids=["kernel", "torch"])

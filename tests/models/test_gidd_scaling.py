@@ -307,4 +307,3 @@ def test_a_plan_follows_from_the_name(forked_traces, capsys):
         )
         count = sum(p.numel() for p in network.build().parameters())
     assert plan["num_parameters"] == count
-    assert plan["launching"]["step"]["misaligned_products"] == 0

@@ -67,8 +67,6 @@ def test_a_negative_prompt_ends_at_the_first_blank(pipe):
     [
         ({"prompt": ""}, ConfigError, "guidance_scale must be 1 if no text is given, got 2"),
         ({"prompt": "a", "negative_prompt": "Peace"}, DataError, "negative prompt .* 1, got"),
-        ({"guidance_scale": -1}, ConfigError, r"guidance_scale .*in \[0, 100\], got -1"),
-        ({"guidance_scale": 1, "negative_prompt": "a"}, ConfigError, "^negative_prompt needs"),
     ],
 )
 def test_mistakes(pipe, how, error, match):
@@ -111,8 +109,6 @@ def test_a_blank_becomes_one_of_its_choices(pipe):
         ("a[MASK]", {"0": ["b"]}, ConfigError, "choices must be .*got {'0':"),
         ("a[MASK]b[MASK]", ["b", "c"], ConfigError, "choices must be .* for 2 blanks"),
         ("a[MASK]", {1: ["b", "c"]}, ConfigError, "choices must be .* for 1 blanks"),
-        ("a[MASK]", ["b", "b"], ConfigError, "must be different"),
-        ("a[MASK]", [], ConfigError, "got 0 options"),
         ("a[MASK]", "bc", ConfigError, "choices must be .*got 'bc'"),
     ],
 )

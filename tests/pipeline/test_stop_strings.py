@@ -105,19 +105,3 @@ def test_the_command_line_stops(folder, pipe, capsys, blocks):
     main([*words, *blocks, "--device", "cpu", "--stop", "never!", stop])
     end = whole.index(stop, len(PROMPT))
     assert capsys.readouterr().out == whole[:end].removesuffix("\n") + "\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--max-tokens", "3", "--length", "9"], "--max-tokens must be omitted with --length"),
-        (["--max-tokens", "0"], "--max-tokens must be an integer of at least 1"),
-        (["--stop", ""], "--stop must be a list of texts"),
-        (["--stop", "a", "--suffix", "b"], "--stop must be omitted with --suffix"),
-        (["--stop", "a", "--out", "b"], "--out writes whole samples"),
-    ],
-)
-def test_mistakes_on_the_command_line(capsys, words, message):
-    with pytest.raises(SystemExit):
-        main(["sample", "no-model", *words])
-    assert message in capsys.readouterr().err

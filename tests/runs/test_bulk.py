@@ -224,21 +224,3 @@ def test_the_command_writes_resumes_and_adds(job, finished, model, tmp_path, cap
     assert captured.out == f"{tmp_path / 'out'}: 14 samples in 4 files\n"
     assert "4 of 14 samples are finished" in captured.err
     assert contents(tmp_path / "out") == contents(finished)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--executor", "ray"], "--executor ray needs --out"),
-        (["--out", "x", "--jsonl"], "--out writes files"),
-        (["--out", "x", "--samples-per-file", "0"], "--samples-per-file must be"),
-        (["--out", "x", "--threads", "0"], "--threads must be"),
-        (["--out", "x", "--ray.num-actors", "0"], "--ray.num-actors must be"),
-        (["--out", "x", "--ray.num-gpus", "-1"], "--ray.num-gpus must be"),
-    ],
-)
-def test_mistakes_are_reported(words, message, capfd):
-    with pytest.raises(SystemExit) as ended:
-        run("model", *words)
-    assert ended.value.code == 2
-    assert message in capfd.readouterr().err

@@ -67,17 +67,6 @@ def test_a_callback_may_cancel_its_request_and_raise():
     assert session.step() == [] and ticket.is_cancelled and ticket.error is None
 
 
-def test_sys_exit_in_a_step_ends_its_request_alone():
-    def leave(*_: object) -> None:
-        raise SystemExit(3)
-
-    session = Session(MODEL, SCHEDULE, batch_size=2)
-    bad, good = session.submit(request(0, 2, leave)), session.submit(request(1))
-    session.finish()
-    assert isinstance(bad.error, RuntimeError) and "3" in str(bad.error)
-    assert good.sample == Session(MODEL, SCHEDULE, batch_size=2).sample([request(1)])[0]
-
-
 def test_the_best_tokens_of_a_request_that_lost_its_row_are_known():
     """With one row, the second correction takes the row of the first."""
     session, plan = Session(MODEL, SCHEDULE), corrector_plan(SelfCorrectionStep(), 40, 0.01)

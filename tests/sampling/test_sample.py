@@ -10,7 +10,7 @@ from gidd.common.config.components import component
 from gidd.common.config.registry import builtin_components
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
 from gidd.diffusion.times import even_times, sine_times
-from gidd.errors import ConfigError, DataError
+from gidd.errors import ConfigError
 from gidd.sampling import (
     CachedFeatures,
     FunctionNetwork,
@@ -369,39 +369,10 @@ def test_text_ends_before_the_first_generated_stop_token():
 
 
 def test_impossible_requests_are_refused():
-    session = Session(random_denoiser(VOCAB), HYBRID, max_length=32)
-    plan, one_call = sampling_plan(even_times(2)), corrector_plan(SelfCorrectionStep(), 1)
-    refused = {
-        "32 tokens, got 33": Request(tokens=blanks(33), plan=plan),
-        "at least one token": Request(tokens=(), plan=plan),
-        r"token ids .*\[0, 65\).*got \[65\]": Request(tokens=(1, 65, None), plan=plan),
-        r"got \[-1\]": Request(tokens=(-1, None), plan=plan),
-        "got .99.": Request(tokens=(1, None), plan=plan, stop=(99,)),
-        rf"request.seed .*\[0, 2\*\*63\), got {2**63}": Request(
-            tokens=(1, None), plan=plan, seed=2**63
-        ),
-        "request.seed .*got -1": Request(tokens=(1, None), plan=plan, seed=-1),
-        rf"request.sample_index .*got {2**63}": Request(
-            tokens=(1, None), plan=plan, sample_index=2**63
-        ),
-        "request.sample_index .*got -1": Request(tokens=(1, None), plan=plan, sample_index=-1),
-        "at least 2 consecutive steps, got 1": Request(
-            tokens=blanks(4), plan=sampling_plan(even_times(2)) + one_call
-        ),
-        "request.protected .*the 2 tokens, got 1": Request(
-            tokens=(1, None), plan=plan, protected=(True,)
-        ),
-        r"request.protected .*got positions \[1\]": Request(
-            tokens=(1, None), plan=plan, protected=(True, True)
-        ),
-    }
-    for message, request in refused.items():
-        with pytest.raises((DataError, ConfigError), match=message):
-            session.sample([request])
+    """Others: tests/sampling/test_session_requests.py."""
+    plan = sampling_plan(even_times(2))
     with pytest.raises(ConfigError, match="max_length = 32"):  # refused by the model itself
         Session(random_denoiser(VOCAB), HYBRID).sample([Request(tokens=blanks(33), plan=plan)])
-    with pytest.raises(ConfigError, match="batch_size .*at least 1, below .*, got 0"):
-        Session(random_denoiser(VOCAB), HYBRID, batch_size=0)
     with pytest.raises(ConfigError, match="step 0 .*0 <= s <= t <= 1, got t = 0.5 and s = 0.75"):
         sampling_plan(torch.tensor([0.5, 0.75]))
     with pytest.raises(ConfigError, match="num_steps .*at least 0, got -1"):

@@ -262,10 +262,3 @@ def test_an_idle_worker_has_no_thread_that_steps(pipe, worker):
         thread.join(60)
         assert not thread.is_alive()
     assert worker.is_alive
-
-
-def test_options_are_checked(pipe):
-    with pytest.raises(ConfigError, match="max_requests"):
-        Worker(pipe, WorkerOptions(max_requests=0))
-    with pytest.raises(ConfigError, match="row_buckets"):
-        Worker(pipe, WorkerOptions(row_buckets=(64,)))

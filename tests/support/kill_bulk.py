@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -27,6 +26,7 @@ import torch._dynamo  # noqa: F401  (loading a model imports it, which takes sec
 from gidd.common import files
 from gidd.pipeline.options import SamplingOptions
 from gidd.runs.bulk import BulkJob, iterate_samples, sample_to_folder
+from support.kill_training import child, fork, stop_at
 from support.small_model import write_model
 
 PATIENCE = 600.0
@@ -41,7 +41,7 @@ def kill_while_writing(folder: Path, samples: int, kills: int, block_size: int =
         flush, is_after = moments.randint(1, 4), moments.random() < 0.5
 
         def attempt(flush=flush, is_after=is_after):
-            stop_at_flush(flush, is_after)
+            stop_at(files, "fsync", calls=flush, after=is_after)
             sample_to_folder(job, folder / "killed")
 
         pid = fork(attempt)
@@ -144,42 +144,6 @@ def compare(folder: Path, samples: int) -> dict:
 def contents(folder: Path) -> dict[str, bytes]:
     found = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
-
-
-def stop_at_flush(number: int, is_after: bool) -> None:
-    """Make this process stop itself before or after the n-th file that it flushes to disk."""
-    fsync, seen = files.fsync, 0
-
-    def stopping(path: Path) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == number and not is_after:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        fsync(path)
-        if seen == number and is_after:
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    files.fsync = stopping
-
-
-def child(function: Callable[[], object]) -> int:
-    """Run a function in a child process and return its exit code."""
-    _, status = os.waitpid(fork(function), 0)
-    return os.waitstatus_to_exitcode(status)
-
-
-def fork(function: Callable[[], object]) -> int:
-    """Start a child process; this one has imported everything and computed nothing."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        function()
-        code = 0
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -169,21 +169,10 @@ def test_no_data_no_gpu_no_network_dry_run(capsys):
     assert "steps: 7" in printed
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "nanoo"], "nano"),
-        (["train", "nano", "--train.steps", "0", "--train.global-batch", "0"], "global_batch"),
-        (["train", "nano", "--data.folder", "nowhere"], "nowhere"),
-        (["export", "nowhere", "--out", "x"], "nowhere"),
-    ],
-)
-def test_mistakes_end_in_one_message(words, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+def test_a_folder_that_is_not_there_is_named(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "nano", "--data.folder", "nowhere"])
+    assert "nowhere" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
 def _tables(plan: RunPlan) -> Iterator[Table | str]:
     from gidd.planning.counters import MEMORY_USES
 
-    memory, speed, launching = plan.memory, plan.throughput, plan.launching
+    memory, speed = plan.memory, plan.throughput
     held = {
         phase: {use: f"{kinds[use] / 2**30:.3f}" if kinds.get(use) else "" for use in MEMORY_USES}
         | {"total": f"{sum(kinds.values()) / 2**30:.3f}"}
@@ -82,15 +82,6 @@ def _tables(plan: RunPlan) -> Iterator[Table | str]:
         f"{logits:.3f} GiB\n"
     )
     yield _table("time and data", {"": speed})
-    if launching is not None:
-        phases = {f"launches, {phase}": n for phase, n in launching["step"]["launches"].items()}
-        yield _table("kernel launches per step", {"": phases | launching["step"] | launching})
-        if launching["limits"]:
-            yield (
-                f"LAUNCHES ARE THE BOTTLENECK: {launching['ratio']:.2g} times the arithmetic. Use "
-                "fewer and larger\nmicro-batches (--train.accumulate, --train.global-batch)"
-                + (".\n" if launching["step"]["compiled"] else " or --train.compile.\n")
-            )
     if plan.traffic is not None and plan.traffic["flows"]:
         flows = [flow["collective"]._asdict() | flow for flow in plan.traffic["flows"]]
         yield _table("traffic per step", {flow["kind"]: flow for flow in flows})

@@ -19,8 +19,6 @@ class Assumptions:
 
     mfu: Annotated[float, _FRACTION] = 0.35
     """Model FLOPs utilisation: fraction of the device's peak FLOP/s, without recomputation."""
-    launch_microseconds: Annotated[float, _AT_LEAST_0] = 5.0
-    """Microseconds that the host needs to launch a kernel on a GPU."""
     usable_memory: Annotated[float, _FRACTION] = 0.9
     """Fraction of device memory for tensors; CUDA, NCCL and fragmentation take the rest."""
     ranks_per_machine: Annotated[int, integer(1)] = 8

@@ -1,6 +1,6 @@
 """Estimate memory, time, traffic, checkpoints and failures of a run on given devices.
 
-Memory, traffic and kernel launches come from one traced step of the real model on fake ranks
+Memory and traffic come from one traced step of the real model on fake ranks
 (`step_trace`). Time, checkpoints and failures are arithmetic from `Assumptions`.
 """
 
@@ -42,7 +42,6 @@ class RunPlan:
     rank_batch: RankBatch
     memory: Section  # of the rank that needs the most: by kind at the peak of each phase
     throughput: Section  # speed and duration without failures
-    launching: Section | None  # time in which the host launches the kernels of a step; not on CPUs
     traffic: Section | None  # communication of one step; None if the device's link is unknown
     checkpoint: Section  # size and duration of one checkpoint
     as_configured: Section  # failures with a checkpoint every `train.save_every` steps
@@ -80,14 +79,6 @@ def plan_run(
     memory = {"phases": traced.phases, "logits": rows * width * entry}
     memory |= {"peak": peak, "usable": usable, "fits": peak <= usable}
     speed = throughput(run, ranks, device, assumptions.mfu, vocab)
-    launching: dict[str, Any] | None = None
-    if traced.launches is not None:
-        number = sum(traced.launches["launches"].values())
-        spent, computed = number * assumptions.launch_microseconds * 1e-6, speed["step_seconds"]
-        launching = {"step": traced.launches, "num_launches": number, "seconds": spent}
-        launching |= {"ratio": spent / computed, "limits": spent > computed}
-        if spent > computed:
-            speed = throughput(run, ranks, device, assumptions.mfu / launching["ratio"], vocab)
     num_shards = run.parallel.shard_size or ranks if isinstance(run.parallel, FSDP) else 1
     hidden_seconds = (run.train.max_steps_ahead_of_save + 1) * speed["step_seconds"]
     saved = checkpoint_cost(traced, num_shards, hidden_seconds, assumptions)
@@ -100,7 +91,6 @@ def plan_run(
         rank_batch=batch,
         memory=memory,
         throughput=speed,
-        launching=launching,
         traffic=traffic(traced.collectives, ranks, device.link, assumptions),
         checkpoint=saved,
         as_configured=failures(seconds, saved, ranks, assumptions, interval),

@@ -1,36 +1,34 @@
 """Trace one training step of the real model on one of N ranks, without its memory or other ranks.
 
 The model is built on the meta device, sharded by the run's own `Parallel` over a fake process
-group of N ranks, and run on fake tensors, which have shapes but no data. Every allocation, every
-collective and, for GPUs, every kernel launch is counted on the way. The fake process group is
-global to a process: `trace_in_child` starts another one for it.
+group of N ranks, and run on fake tensors, which have shapes but no data. Every allocation and every
+collective is counted on the way. The fake process group is global to a process: `trace_in_child`
+starts another one for it.
 """
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gidd.common.devices import acting_as, has_bf16
 from gidd.data.batch import Batch
 from gidd.models.networks import blocks_of
-from gidd.planning.counters import Collective, LaunchCounter, MemoryTracker
+from gidd.planning.counters import Collective, MemoryTracker
 from gidd.training.build import build_step, with_precision
 from gidd.training.config import RunConfig
-from gidd.training.loop import Gradients, step_loss, update
+from gidd.training.loop import step_loss
 from gidd.training.optim import build_optimizers
 from gidd.training.parallel import DDP, distribute
-from gidd.training.state import EMA, TrainState
+from gidd.training.state import EMA
 from gidd.training.world import World
 from gidd.vocab import Vocab
 
@@ -53,22 +51,12 @@ class RankBatch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepTrace:
-    """Memory, collectives and kernel launches of one rank in one training step."""
+    """Memory and collectives of one rank in one training step."""
 
     num_parameters: int  # of the complete model
     num_tensors: int  # parameter tensors of the model
     phases: dict[str, dict[str, int]]  # bytes by kind at the peak of forward, backward and update
     collectives: tuple[Collective, ...]  # of all micro-batches
-    launches: dict[str, Any] | None
-    """None on CPUs. Kernel launches of each phase (an estimate if blocks are compiled), waits (host
-    device synchronizations without copies), and matrix products with misaligned rows."""
-
-
-class _UnknownGradients(Gradients):
-    """Statistics of fake tensors, which have no values."""
-
-    def read(self) -> tuple[dict[str, float], float, bool]:
-        return {}, 0.0, False
 
 
 def trace_in_child(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
@@ -90,26 +78,19 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
     distribute(run.parallel, model, blocks, world, precision)
     if kind == "cuda" and run.train.autocast:
         follow_cuda_autocast(model)
-    forward, backward, end = (LaunchCounter() for _ in range(3))
-    if kind == "cuda" and run.train.compile is not False:  # None: on by default
-        backward.is_compiled = bool(blocks)  # nearly all of it is in blocks
-        for block in blocks:
-            block.register_forward_pre_hook(partial(_mark_compiled, forward, True))
-            block.register_forward_hook(partial(_mark_compiled, forward, False))
     shape, accumulate = (RankBatch.of(run, ranks).micro, run.data.length), run.train.accumulate
     tracker = MemoryTracker(shape[0] * shape[1])
     is_ddp = isinstance(run.parallel, DDP) and ranks > 1
 
-    def micro_batch(forward: LaunchCounter, backward: LaunchCounter) -> Tensor:
+    def micro_batch() -> None:
         tokens = torch.zeros(shape, dtype=torch.int64)
         valid, segments = torch.ones(shape, dtype=torch.bool), tokens if run.data.packing else None
         batch = Batch(tokens, valid, torch.zeros_like(tokens[:, 0]), segments=segments)
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=bool(run.train.autocast))
-        with autocast, tracker.track("forward"), forward:
-            loss, sums = step_loss(step, model, batch, 0, run.train.global_batch, 1.0)
-        with tracker.track("backward"), backward:
+        with autocast, tracker.track("forward"):
+            loss, _ = step_loss(step, model, batch, 0, run.train.global_batch, 1.0)
+        with tracker.track("backward"):
             loss.backward()
-        return sums
 
     device = nullcontext() if kind == "cpu" else acting_as(kind)
     with device, FakeTensorMode(allow_non_fake_inputs=True):
@@ -130,34 +111,14 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
         if is_ddp or accumulate > 1:
             # the pass that counts starts with gradients of an earlier micro-batch, or with the
             # buckets of DDP, which are never freed
-            micro_batch(LaunchCounter(), LaunchCounter())
+            micro_batch()
             tracker.collectives.clear()
-        sums = micro_batch(forward, backward)
+        micro_batch()
         phases, collectives = tracker.phases(), tuple(tracker.collectives.values())
-        if kind == "cuda":
-            with end:
-                # one kernel for many gradients, which torch does not choose for fake tensors
-                max_norm = run.optim.max_grad_norm
-                norm = nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
-                total = norm.full_tensor() if isinstance(norm, DTensor) else norm
-                stats = world.reduce_step_stats(sums, total, False)
-                state = TrainState(**step._asdict(), module=model, optimizers=optimizers, ema=ema)
-                update(run, state, _UnknownGradients(0, stats))
     if is_ddp:
         gradient = sum(parameter.nbytes for parameter in parameters)
         buckets = -(-gradient // _DDP_BUCKET)
         collectives = (Collective("all-reduce", ranks, buckets, gradient),)
-        end.launches += buckets
-    launches = None
-    if kind == "cuda":
-        passes = {"forward": (forward, accumulate), "backward": (backward, accumulate)}
-        passes["update"] = (end, 1)
-        launches = {
-            "compiled": backward.is_compiled,
-            "launches": {name: n * counter.launches for name, (counter, n) in passes.items()},
-            "waits": sum(n * counter.waits for counter, n in passes.values()),
-            "misaligned_products": sum(n * counter.misaligned for counter, n in passes.values()),
-        }
     return StepTrace(
         num_parameters=sum(parameter.numel() for parameter in parameters),
         num_tensors=len(parameters),
@@ -168,7 +129,6 @@ def trace(run: RunConfig, vocab: Vocab, ranks: int, kind: Backend) -> StepTrace:
             for kind, size, calls, volume in collectives
             for n in [1 if kind == "all-reduce" else accumulate]
         ),
-        launches=launches,
     )
 
 
@@ -180,7 +140,3 @@ def follow_cuda_autocast(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
-
-
-def _mark_compiled(counter: LaunchCounter, is_compiled: bool, *_: object) -> None:
-    counter.is_compiled = is_compiled

@@ -38,12 +38,6 @@ def _parquet(make: Callable[[], dict[str, object]], folder: Path, **options: obj
     _table(make(), folder, **options)
 
 
-def _repeated(length: int, rows: int) -> dict[str, object]:
-    """A column of one long string, stored once."""
-    indices = pyarrow.array([0] * rows, pyarrow.int32())
-    return {"text": pyarrow.DictionaryArray.from_arrays(indices, ["x" * length])}
-
-
 def _broken_parquet(change: Callable[[bytes], bytes], folder: Path) -> None:
     _table({"text": ["one", "two"] * 50}, folder)
     path = folder / "b.parquet"
