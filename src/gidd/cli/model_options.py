@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -27,13 +19,7 @@ from gidd.cli.parsing import (
     declared_fields,
     parse,
 )
-from gidd.common.config.allowed import (
-    SEED,
-    Allowed,
-    integer,
-    optional,
-    problems_of,
-)
+from gidd.common.config.allowed import SEED, Allowed, integer, optional, problems_of
 from gidd.common.config.components import Component
 from gidd.common.config.registry import component_names
 from gidd.common.local_models import require_model_name

@@ -6,13 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from gidd.common.config.allowed import (
-    SEED,
-    Allowed,
-    integer,
-    number,
-    unused_problems,
-)
+from gidd.common.config.allowed import SEED, Allowed, integer, number, unused_problems
 from gidd.pipeline.options import EstimatorOptions, LikelihoodOptions, SamplingOptions
 from gidd.sampling.ranges import TEMPERATURE
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, cast, final
 
-from gidd.common.config.allowed import Allowed, integer, number
+from gidd.common.config.allowed import POSITIVE, Allowed, integer, number
 from gidd.common.config.codec import ADDED_LATER
 from gidd.common.optional import optional_package
 from gidd.errors import ConfigError
@@ -38,7 +38,7 @@ class LoraConfig:
 
     rank: Annotated[int, integer(0)] = 0
     """Rank of the trained matrices; 0: no LoRA, all weights are trained."""
-    alpha: Annotated[float, number(lambda x: 0 < x < float("inf"), "above 0")] = 16.0
+    alpha: Annotated[float, POSITIVE] = 16.0
     """Scale: the product of the matrices is multiplied by alpha / rank."""
     dropout: Annotated[float, number(lambda x: 0 <= x < 1, "in [0, 1)")] = 0.0
     """Dropout rate of the inputs of the trained matrices."""

@@ -12,6 +12,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from gidd.common.config.allowed import (
+    POSITIVE,
     SEED,
     Allowed,
     choice,
@@ -48,16 +49,15 @@ STOP = Allowed(_are_texts, "a list of texts, none of them empty")
 _MAX_STEPS = 1_000_000  # of a plan, which is made before the first step
 
 
-def _passes() -> Allowed:
-    several = integer(2, _MAX_STEPS)
-
-    def contains(n: object) -> bool:
-        return integer(0, 0).contains(n) or several.contains(n)
-
-    fix = "Each forward pass scores the change made by the previous one."
-    return Allowed(contains, f"0 (no correction) or {several.text}", fix)
+def _are_passes(n: object) -> bool:
+    return integer(0, _MAX_STEPS).contains(n) and n != 1
 
 
+_PASSES = Allowed(
+    _are_passes,
+    f"0 (no correction) or an integer from 2 to {_MAX_STEPS:,}",
+    "Each forward pass scores the change made by the previous one.",
+)
 _CUT_OFF = number(lambda p: 0 <= p < 1, "in [0, 1)", "Omit it to keep all tokens.")
 _BLOCK = integer(1, fix="Omit it to generate all tokens together.")
 
@@ -66,7 +66,7 @@ _BLOCK = integer(1, fix="Omit it to generate all tokens together.")
 class SelfCorrectionOptions:
     """Self-correction (App. C): replace unlikely tokens of a finished text, a few at a time."""
 
-    forward_passes: Annotated[int, _passes()] = 256
+    forward_passes: Annotated[int, _PASSES] = 256
     """Maximum forward passes; stops earlier on convergence. 0 disables correction.
     Otherwise at least 2, because each pass scores the change made by the previous one."""
     temperature: Annotated[float, TEMPERATURE] = 0.1
@@ -215,7 +215,6 @@ def _component_problems(flag: str, kind: str, name: object, options: object) -> 
 
 
 _REPEATS = integer(2, 1_000_000, "The standard error is computed from them.")
-_POSITIVE = number(lambda value: 0 < value < float("inf"), "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +236,7 @@ class EstimatorOptions:
 class LikelihoodOptions(EstimatorOptions):
     """Times, noise and budget of an estimate of the NELBO of texts."""
 
-    max_se: Annotated[float, _POSITIVE] | None = None
+    max_se: Annotated[float, POSITIVE] | None = None
     """Add repeats until the standard error over all texts is at most this, in nats per token."""
     max_forward_passes: Annotated[int, integer(1)] | None = None
     """With --max-se: start no repeat that exceeds this number of forward passes."""

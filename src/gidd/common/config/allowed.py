@@ -5,6 +5,7 @@ What a field may be stands in its annotation: `steps: Annotated[int, integer(1, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import cache
@@ -66,6 +67,9 @@ def within(is_inside: Callable[[float], bool], text: str, fix: str = "") -> Allo
 def number(is_inside: Callable[[float], bool], text: str, fix: str = "") -> Allowed:
     """Allow numbers for which a condition holds; the message names the type as well."""
     return within(is_inside, f"a number {text}", fix)
+
+
+POSITIVE = number(lambda value: 0 < value < math.inf, "above 0")
 
 
 def at_least(least: int, fix: str = "") -> Allowed:

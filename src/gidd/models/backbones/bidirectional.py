@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gidd.common.config.allowed import integer
+from gidd.common.config.allowed import POSITIVE, integer
 from gidd.common.terminal import shorten
 from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
-from gidd.models.backbones.dit_config import POSITIVE, Size, require_sizes
+from gidd.models.backbones.dit_config import Size, require_sizes
 from gidd.models.backbones.layers import (
     Mask,
     RotaryTransformer,

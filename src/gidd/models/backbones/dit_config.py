@@ -9,7 +9,6 @@ from gidd.common.config.allowed import (
     Allowed,
     choice,
     integer,
-    number,
     problems_of,
     require_none,
     within,
@@ -28,7 +27,6 @@ _LEAST_ALPHA = 1e-3
 _SIZE = integer(1)._replace(text="an integer of at least 1")
 Size = Annotated[int, _SIZE]
 """A field of a configuration that counts something."""
-POSITIVE = number(lambda value: 0 < value < float("inf"), "above 0")
 _RATE = within(lambda rate: 0 <= rate < 1, "in [0, 1)", "The paper uses 0.")
 
 

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gidd.common.config.allowed import POSITIVE
 from gidd.diffusion.schedule import Flags, Sequences, Times
-from gidd.models.backbones.dit_config import POSITIVE, Size, require_sizes
+from gidd.models.backbones.dit_config import Size, require_sizes
 from gidd.models.backbones.layers import (
     Mask,
     RotaryTransformer,
