@@ -103,8 +103,8 @@ def vocab_size_of(run: RunConfig) -> int:
     data, choice = run.data, run.data.tokenizer
     if data.folder is not None:
         return DataManifest.read(data.folder).vocab.size
-    if (own := corpora_of(data.sources)[-1].tokenizer()) is not None:
-        return own.vocab.size
+    if (tokenizer := corpora_of(data.sources)[-1].tokenizer()) is not None:
+        return tokenizer.vocab.size
     if isinstance(choice, int):
         return choice
     if choice not in tokenizers.BUILT_KINDS and Path(choice).exists():
@@ -158,18 +158,19 @@ def traffic(
     if link is None:
         return None
     per_machine, flows = min(assumptions.ranks_per_machine, ranks), list[Section]()
-    for each in collectives:
-        rounds, inside = 1, min(each.ranks, per_machine)
-        if each.kind == "all-reduce":
-            rounds, inside = 2, max(1, per_machine * each.ranks // ranks)  # replicas in a machine
-        machines = -(-each.ranks // inside)
+    for collective in collectives:
+        rounds, inside = 1, min(collective.ranks, per_machine)
+        if collective.kind == "all-reduce":
+            # replicas in a machine
+            rounds, inside = 2, max(1, per_machine * collective.ranks // ranks)
+        machines = -(-collective.ranks // inside)
         # up a tree and down, or around a ring
         hops = 2 * math.ceil(math.log2(machines)) if rounds == 2 else machines - 1
-        entering = rounds * each.bytes * (machines - 1) / machines / inside
-        exchanged = rounds * each.bytes * (inside - 1) / inside
+        entering = rounds * collective.bytes * (machines - 1) / machines / inside
+        exchanged = rounds * collective.bytes * (inside - 1) / inside
         transfer = max(entering / (assumptions.network_gb_per_second * 1e9), exchanged / link)
-        latency = each.calls * hops * (assumptions.hop_microseconds * 1e-6)
-        flow = {"collective": each, "machines": machines, "between_bytes": entering}
+        latency = collective.calls * hops * (assumptions.hop_microseconds * 1e-6)
+        flow = {"collective": collective, "machines": machines, "between_bytes": entering}
         flows.append(flow | {"seconds": transfer + latency})
     return {"flows": flows, "seconds": sum(flow["seconds"] for flow in flows)}
 
@@ -197,7 +198,11 @@ def checkpoint_cost(
 
 
 def failures(
-    seconds: float, saved: Section, ranks: int, given: Assumptions, interval: float | None = None
+    seconds: float,
+    saved: Section,
+    ranks: int,
+    assumptions: Assumptions,
+    interval: float | None = None,
 ) -> Section:
     """Return the cost of failures in a run of `seconds` with a checkpoint every `interval` seconds.
 
@@ -205,11 +210,11 @@ def failures(
     started is complete. An interval of None is the optimal one, sqrt(2 pause / rate) (Young 1974),
     but at least the time to write a checkpoint and at most the run.
     """
-    rate, pause = given.failures_per_device_hour * ranks / _HOUR, saved["pause_seconds"]
+    rate, pause = assumptions.failures_per_device_hour * ranks / _HOUR, saved["pause_seconds"]
     if interval is None:
         best = math.sqrt(2 * pause / rate) if rate else math.inf
         interval = min(max(best, saved["write_seconds"]), seconds)
-    lost = interval / 2 + saved["write_seconds"] + 60 * given.restart_minutes
+    lost = interval / 2 + saved["write_seconds"] + 60 * assumptions.restart_minutes
     goodput = max(0.0, 1 - pause / interval - rate * lost)  # fraction of time that is not lost
     total = seconds / goodput if goodput else math.inf  # infinite if the run never completes
     return {
