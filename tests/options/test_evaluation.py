@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cases import once
 from support.options import check_option
 from support.small_grader import small_llama, small_tokenizer
 from support.small_model import TEXT, write_model
@@ -140,7 +141,7 @@ def evaluate(folder: Path, surface: str, words: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("surface", "name"), CASES)
+@pytest.mark.parametrize(("surface", "name"), once(CASES))
 def test_an_option_changes_the_result_or_is_refused(request, folder, default, surface, name):
     words = AWAY[name]
     if surface == "tasks" and name == "rule":

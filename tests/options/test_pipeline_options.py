@@ -6,6 +6,7 @@ from inspect import signature
 from typing import Any
 
 import pytest
+from support.cases import once
 from support.options import check_option, is_equal
 from support.small_model import write_model
 
@@ -116,7 +117,8 @@ OWN: dict[tuple[str, str], Any] = {
 
 def options_of(method: str) -> type | None:
     parameter = signature(getattr(gidd.Pipeline, method)).parameters.get("options")
-    return parameter and type(parameter.default)
+    # by default None: what the model recommends
+    return parameter and (SamplingOptions if parameter.default is None else type(parameter.default))
 
 
 def names_of(method: str) -> list[str]:
@@ -179,7 +181,7 @@ def default(run):
     return result
 
 
-@pytest.mark.parametrize(("surface", "name"), CASES)
+@pytest.mark.parametrize(("surface", "name"), once(CASES))
 def test_an_argument_has_an_effect_or_is_refused(request, run, default, surface, name):
     """And of two samples, the second is what it is alone."""
     method, base = SURFACES[surface]

@@ -6,10 +6,12 @@ from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, partial
 from inspect import signature
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from support.cases import once
 from support.options import check_option, is_equal
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -369,7 +371,7 @@ def default(run):
     return default
 
 
-@pytest.mark.parametrize(("surface", "name"), CASES)
+@pytest.mark.parametrize(("surface", "name"), once(CASES))
 def test_a_setting_has_an_effect_or_is_refused(request, at, run, default, surface, name):
     keys = ((surface.partition(",")[0], name), (SURFACES[surface][0], name))
     value = next((OWN[key] for key in keys if key in OWN), AWAY[name])
@@ -508,8 +510,7 @@ def called(train):
     return cache(lambda surface, needs: train(surface, dict(needs)))
 
 
-@pytest.mark.parametrize("surface", CALLS)
-@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize(("surface", "name"), once(product(CALLS, ARGUMENTS)))
 def test_an_argument_has_an_effect_or_is_refused(request, train, called, surface, name):
     value = GIVEN.get((surface, name), GIVEN[name])
     needs, value = value if isinstance(value, tuple) and isinstance(value[0], dict) else ({}, value)
