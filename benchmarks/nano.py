@@ -21,9 +21,15 @@ from script import parser_of, size
 import gidd
 from gidd.evaluation.metrics import sequence_entropy
 
-NUM_SAMPLES, LENGTH = size((20, 96), (2, 12))
-SAMPLING: dict[str, Any] = {"steps": LENGTH, "temperature": 0.6, "top_p": 0.9}
-CORRECTION: dict[str, Any] = {"temperature": 0.1} | size({}, {"forward_passes": 2})
+NUM_SAMPLES, STEPS = size((20, 64), (2, 4))
+PROMPT = size("", "Once upon a time")  # in a few steps, stories without a beginning are empty
+PLAIN: dict[str, Any] = {"steps": STEPS, "temperature": 1.0, "top_p": None}
+"""Samples of the model's own distribution: nothing is cut off."""
+CORRECTION: dict[str, Any] = {
+    "tokens_per_step": 2,
+    "score": "gain",
+    "forward_passes": size(64, 2),
+}
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 
 
@@ -34,15 +40,18 @@ def known_words(texts: Sequence[str]) -> float:
     return sum(words.counts.get(w.removesuffix("'s"), 0) > 0 for w in written) / len(written)
 
 
-def page(before: Sequence[str], after: Sequence[str]) -> str:
+def page(plain: Sequence[str], corrected: Sequence[str], recommended: Sequence[str]) -> str:
     """Return the samples in Markdown."""
     lines = ["# Samples of nano", ""]
-    settings = ", ".join(f"{name} {value}" for name, value in SAMPLING.items())
-    lines += [f"The first {NUM_SAMPLES} of seed 0, not selected, {LENGTH} tokens, {settings}:"]
+    lines += [f"The first {NUM_SAMPLES} of seed 0, not selected, {STEPS} steps: at temperature 1"]
+    lines += ["with nothing cut off, the same after self-correction, and with the options that the"]
+    lines += ["model recommends (`sampling.json`):"]
     lines += ["`python benchmarks/nano.py --page packages/nano/SAMPLES.md`.", ""]
-    for index, (old, new) in enumerate(zip(before, after, strict=True), 1):
-        lines += [f"**{index}.** {' '.join(old.split())}", ""]
-        lines += [f"Self-corrected: {' '.join(new.split())}", ""]
+    for index, texts in enumerate(zip(plain, corrected, recommended, strict=True), 1):
+        for name, text in zip(
+            ("Temperature 1", "Self-corrected", "Recommended"), texts, strict=True
+        ):
+            lines += [f"**{index}. {name}:** {' '.join(text.split()) or '(empty)'}", ""]
     return "\n".join(lines)
 
 
@@ -52,30 +61,28 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="write the samples to this file")
     options = parser.parse_args()
     pipe = gidd.from_pretrained("nano", device="cpu", batch_size=4)
-    samples = pipe.generate(n=NUM_SAMPLES, length=LENGTH, seed=0, **SAMPLING)
+    samples = pipe.generate(PROMPT, n=NUM_SAMPLES, seed=0, **PLAIN)
     before = [sample.text for sample in samples]
-    corrected = [pipe.self_correct(text, **CORRECTION) for text in before]
-    after = [correction.text for correction in corrected]
+    single = gidd.from_pretrained("nano", device="cpu")
+    corrected = [single.self_correct(text, **CORRECTION) for text in before if text]
+    texts = iter([correction.text for correction in corrected])
+    after = [text and next(texts) for text in before]
+    steps = size({}, {"steps": STEPS})
+    recommended = [s.text for s in pipe.generate(PROMPT, n=NUM_SAMPLES, seed=0, **steps)]
     accuracy = [
-        sum(values) / NUM_SAMPLES
+        sum(values) / len(corrected)
         for values in zip(*(c.self_accuracy for c in corrected), strict=True)
     ]
-    entropy = [
-        sum(sequence_entropy(pipe.encode(text, "a sample")) for text in texts) / NUM_SAMPLES
-        for texts in (before, after)
-    ]
-    figures = {
-        "known_words_before": known_words(before),
-        "known_words_after": known_words(after),
-        "self_accuracy_before": accuracy[0],
-        "self_accuracy_after": accuracy[1],
-        "entropy_before": entropy[0],
-        "entropy_after": entropy[1],
-    }
+    groups = {"plain": before, "corrected": after, "recommended": recommended}
+    figures = {f"known_words_{name}": known_words(texts) for name, texts in groups.items()}
+    for name, texts in groups.items():
+        entropies = [sequence_entropy(pipe.encode(text, "a sample")) for text in texts if text]
+        figures[f"entropy_{name}"] = sum(entropies) / len(entropies)
+    figures |= {"self_accuracy_plain": accuracy[0], "self_accuracy_corrected": accuracy[1]}
     for name, value in figures.items():
-        print(f"{name:22} {value:.3f}")
+        print(f"{name:25} {value:.3f}")
     if options.page:
-        options.page.write_text(page(before, after), encoding="utf-8")
+        options.page.write_text(page(before, after, recommended), encoding="utf-8")
     if options.json:
         print(json.dumps(figures))
 

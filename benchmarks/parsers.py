@@ -93,7 +93,7 @@ def gidd_parsers() -> dict[str, tuple[int, Callable[[int], object]]]:
 
 def blanks(text: str) -> None:
     """Parse a template with blanks; a token for each character."""
-    parse_template(text, lambda piece: range(len(piece)))
+    parse_template(text, lambda piece, _: range(len(piece)))
 
 
 def parse_line(text: str) -> None:

@@ -93,7 +93,7 @@ def request_of(pipe: Pipeline, body: Json) -> Request:
     options = SamplingOptions(steps=body["steps"], temperature=body["temperature"])
     if "text" in body:
         text = body["text"]
-        tokens = parse_template(text, lambda text: pipe.decoder.encode(text, "text")).tokens
+        tokens = parse_template(text, lambda text, _: pipe.decoder.encode(text, "text")).tokens
         ends: tuple[int, ...] = ()
     else:
         before = pipe.decoder.encode(body["prompt"], "prompt")

@@ -82,7 +82,7 @@ def test_the_demo_writes_corrects_and_fills(installed, capsys):
     prompt, blanks = "ab", "a[MASK:2]b"
     main(["demo", "--model", installed, "--prompt", prompt, "--infill", blanks])
     out = capsys.readouterr().out
-    assert "1. The model" in out and "2. It reads" in out and "3. It fills" in out
+    assert "1. The model" in out and "2. It reads" in out and "4. It fills" in out
     assert "first choice:" in out and blanks in out and f"gidd serve {installed}" in out
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from support.cases import few
 from support.small_networks import MARKOV_VOCAB, markov_losses
@@ -80,8 +81,9 @@ def test_every_position_sees_every_token(family):
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_causal_network_is_our_bidirectional_transformer(family, tied):
-    network, z = network_of(family, tied=tied), tokens()
+@pytest.mark.parametrize("start_id", [None, 3])
+def test_causal_network_is_our_bidirectional_transformer(family, tied, start_id):
+    network, z = network_of(family, tied=tied, start_id=start_id), tokens()
     ours = BidirectionalTransformer(
         BidirectionalConfig(
             vocab_size=ROWS,
@@ -95,12 +97,20 @@ def test_causal_network_is_our_bidirectional_transformer(family, tied):
             norm_eps=1e-6,
             qkv_bias=family == "qwen2",
             tied_head=tied,
+            start_id=start_id,
         )
     )
     weights = {name.removeprefix("body."): p for name, p in network.state_dict().items()}
     ours.load_state_dict({"head.weight": network.head.weight, **weights})
     with torch.no_grad():
         torch.testing.assert_close(network(z, T), ours(z, T), rtol=0, atol=1e-5)
+        valid = torch.arange(LENGTH) < torch.tensor([[LENGTH], [5]])
+        padded = network.hidden(z, T, valid), ours.hidden(z, T, valid)
+        torch.testing.assert_close(*padded, rtol=0, atol=1e-5)
+    assert ours.accepts_segments == (start_id is None)  # a shift crosses documents
+    for name, message in ((ROWS, "below vocab_size"), (3, "exclude each other")):
+        with pytest.raises(ConfigError, match=message):
+            replace(ours.config, start_id=name, shifted_mask_id=5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -322,15 +332,17 @@ def test_network_saved_by_transformers_gives_the_same_logits(family, tmp_path):
 @pytest.mark.parametrize("family", CAUSAL)
 def test_shifted_network_that_reads_nothing_later_is_the_causal_model(family, tmp_path):
     model, z = saved_network(family, tmp_path), tokens(length=8)
-    network = loaded_network(tmp_path, shifted=True).train()
+    network = loaded_network(tmp_path, start_id=3).train()
     network.visible_future = 0.0
+    started = F.pad(z, (1, 0), value=3)
+    valid = torch.arange(8) < torch.tensor([[8], [5]])
     with torch.no_grad():
-        causal, closed = model(input_ids=z).logits, network(z, T)
-        torch.testing.assert_close(closed[:, 1:], causal[:, :-1], rtol=0, atol=1e-5)
-        torch.testing.assert_close(closed[:, 0], causal[:, 0], rtol=0, atol=1e-5)
-        open_ = network.eval()(z, T)  # evaluations read all
-        their_open = their_logits(model, z)
-    torch.testing.assert_close(open_[:, 1:], their_open[:, :-1], rtol=0, atol=1e-5)
+        causal, closed = model(input_ids=started).logits, network(z, T)
+        torch.testing.assert_close(closed, causal[:, :-1], rtol=0, atol=1e-5)
+        opened = network.eval()(z, T)  # evaluations read all
+        torch.testing.assert_close(opened, their_logits(model, started)[:, :-1], rtol=0, atol=1e-5)
+        padded, shorter = network.hidden(z, T, valid), network.hidden(z[1:, :5], T[1:])
+    torch.testing.assert_close(padded[1:, :5], shorter, rtol=0, atol=1e-5)
 
 
 def test_visible_future_is_how_far_a_layer_reads(tmp_path):

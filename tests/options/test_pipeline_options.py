@@ -70,6 +70,7 @@ AWAY: dict[str, Any] = {
     "protected": [(0, 24)],
     "error_rate": 0.5,
     "min_confidence": 0.99,
+    "wrong_tokens": ({"error_rate": 0.5}, "frequent"),
     # fields of options
     "steps": 2,
     "timestep_spacing": "sine",

@@ -58,6 +58,7 @@ AWAY: dict[str, Any] = {
     "messages.role": [SYSTEM, SYSTEM | {"content": "user"}],
     "method": "self_correction",
     "min_confidence": 1.0,
+    "wrong_tokens": "frequent",
     "min_p": 0.9,
     "model": "masked",
     "n": 2,

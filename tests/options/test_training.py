@@ -131,7 +131,7 @@ AWAY: dict[str, Any] = {
     "backbone.head_scale": 2.0,
     "backbone.soft_cap": 1.0,
     "backbone.family": "mistral",
-    "backbone.shifted": True,
+    "backbone.start_id": 1,
     "backbone.hf": '{"intermediate_size": 32}',
     "backbone.time_embedding": True,
     "objective": Diffusion(noise=HYBRID, eps=0.01),

@@ -1,4 +1,4 @@
-"""`sampling.json`: the sampling options that a model recommends, on every route."""
+"""`sampling.json` and `examples.json`: what a model recommends, on every route."""
 
 import json
 from dataclasses import replace
@@ -11,9 +11,9 @@ from support.small_model import write_model
 
 import gidd
 from gidd.cli import main
-from gidd.errors import CheckpointError
-from gidd.pipeline import SamplingOptions, SelfCorrectionOptions
-from gidd.pipeline.defaults import SAMPLING_FILE
+from gidd.errors import CheckpointError, ConfigError
+from gidd.pipeline import CorrectionOptions, SamplingOptions, SelfCorrectionOptions
+from gidd.pipeline.defaults import CORRECTION_FILE, EXAMPLES_FILE, SAMPLING_FILE, Examples
 
 RECOMMENDED = {
     "steps": 5,
@@ -52,6 +52,58 @@ def test_a_saved_model_has_its_options_and_no_others(folders, pipes, tmp_path):
     pipe.save(tmp_path)
     pipes[0].save(tmp_path)  # over it
     assert not (tmp_path / SAMPLING_FILE).exists()
+
+
+def test_corrections_are_made_as_the_model_recommends(folders, tmp_path, capsys):
+    text, options = "I am all", CorrectionOptions(error_rate=0.5, wrong_tokens="frequent")
+    plain = gidd.from_pretrained(folders[0], device="cpu")
+    plain.correction = options
+    plain.save(tmp_path)
+    assert json.loads((tmp_path / CORRECTION_FILE).read_text()) == {
+        "error_rate": 0.5,
+        "wrong_tokens": "frequent",
+    }
+    pipe = gidd.from_pretrained(tmp_path, device="cpu")
+    assert pipe.correction == options == pipe.to("cpu").correction
+    given = gidd.from_pretrained(folders[0], device="cpu").correct(
+        text, error_rate=0.5, wrong_tokens="frequent"
+    )
+    assert pipe.correct(text).edits == given.edits
+    assert pipe.correct(text).manifest["wrong_tokens"] == "frequent"
+    assert pipe.correct(text, wrong_tokens="noise").edits != given.edits
+    main(["correct", "--text", text, "--model", str(tmp_path), "--jsonl"])
+    assert json.loads(capsys.readouterr().out)["text"] == given.text
+    with served({"own": pipe}) as service:
+        answer = httpx.post(f"{service.url}/v1/correct", json={"model": "own", "text": text})
+    assert answer.json()["error_rate"] == 0.5
+    with pytest.raises(ConfigError, match="wrong_tokens must be one of"):
+        pipe.correct(text, wrong_tokens="typos")
+
+
+def test_the_demo_and_the_service_show_the_texts_of_a_model(folders, tmp_path, capsys):
+    own = Examples(prompt="I am", blanks="I [MASK:2] all", mistakes="I and all")
+    pipe = gidd.from_pretrained(folders[0], device="cpu")
+    pipe.examples = own
+    pipe.save(tmp_path)
+    assert gidd.from_pretrained(tmp_path, device="cpu").examples == pipe.to("cpu").examples == own
+    main(["demo", "--model", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "\nI am" in printed
+    assert "\nI [MASK:2] all" in printed
+    main(["demo", "--model", str(tmp_path), "--prompt", "We", "--correct", "us us"])
+    printed = capsys.readouterr().out
+    assert "\nWe" in printed
+    assert "\nI am" not in printed
+    with served({"own": pipe}) as service:
+        (model,) = httpx.get(f"{service.url}/v1/models").json()["data"]
+    assert model["examples"] == {
+        "prompt": "I am",
+        "blanks": "I [MASK:2] all",
+        "mistakes": "I and all",
+    }
+    (tmp_path / EXAMPLES_FILE).write_text('{"mistake": "I"}')
+    with pytest.raises(CheckpointError, match=r"examples.json.*mistake"):
+        gidd.from_pretrained(tmp_path, device="cpu")
 
 
 def test_methods_use_them_where_nothing_else_is_given(pipes):

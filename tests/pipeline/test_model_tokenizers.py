@@ -3,7 +3,7 @@
 import pytest
 from support.hub_server import serve_hub
 from support.small_model import CONTEXT, random_denoiser, write_model
-from support.tokenizer_kinds import word_level
+from support.tokenizer_kinds import sentencepiece_bpe, word_level
 
 import gidd
 from gidd import models
@@ -130,3 +130,29 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
     inner.add_special_tokens(["[MASK]", "<|endoftext|>"])
     with pytest.raises(ConfigError, match=r"6 tokens.*got 7 tokens.*--tokenizer NAME"):
         gidd.from_pretrained(tmp_path, device="cpu", tokenizer=inner)
+
+
+def test_a_space_that_a_tokenizer_puts_before_a_text_is_nowhere_else(tmp_path):
+    """Llama 2's: not before what follows a blank or a prompt, and in no text that is returned."""
+    tokenizer = Tokenizer(sentencepiece_bpe(), mask="<unk>")
+    models.save(tmp_path, random_denoiser(tokenizer.vocab), MaskedSchedule(tokenizer.vocab))
+    pipe = gidd.from_pretrained(tmp_path, device="cpu", tokenizer=tokenizer)
+    (sample,) = pipe.infill("the[MASK]. cat[MASK:2]s", steps=2)
+    assert sample.text.startswith("the") and ". cat" in sample.text and sample.text[-1] == "s"
+    assert len(sample.tokens) == len(" the") + 1 + len(". cat") + 2 + 1
+    (sample,) = pipe.generate("the", suffix="s", length=8, steps=2)
+    assert sample.text.startswith("the") and len(sample.tokens) == 8
+    assert sample.tokens[-1] == tokenizer.encode("as")[-1]
+    (chosen,) = pipe.infill("a[MASK]b", choices=["c"], steps=2)
+    assert chosen.text == "acb"
+    together = pipe.decoder.encode("the cat", "a text")
+    assert together == pipe.decoder.encode(" the cat", "a text")
+    for text in ("the cat", " the cat", "  the", "\\nthe", "the "):
+        encoded = pipe.decoder.encode_with_offsets(text, "a text")
+        assert "".join(encoded.texts) == text
+        assert "".join(pipe.decoder.decode_like(encoded.tokens, encoded)) == text
+    parts = (
+        pipe.decoder.encode("the", "a text"),
+        pipe.decoder.encode(" cat", "a text", starts=False),
+    )
+    assert [*parts[0], *parts[1]] == together

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from support.small_model import CONTEXT, TEXT, write_model
 
 import gidd
@@ -42,6 +43,24 @@ def test_the_noise_level_of_a_text(pipe):
     assert scores.noise_level == found
     assert pipe.score(TEXT, nodes=1, repeats=2, confidence=False).noise_level is None
     assert pipe.score("\n", nodes=1, repeats=2).noise_level is None
+
+
+def test_how_often_a_token_occurs_is_the_prediction_from_noise_alone(pipe):
+    frequencies, vocab = pipe.token_frequencies, pipe.schedule.vocab
+    assert frequencies.shape == (vocab.size,)
+    assert float(frequencies.sum()) == pytest.approx(1)
+    assert not frequencies[[*pipe.decoder.never_written]].any()
+    cut = TextWindows([vocab.mask_id] * 8, [False] * 8, CONTEXT)
+    masks = pipe.token_probabilities(list(cut.tokens), vocab.size)
+    expected = torch.zeros(vocab.size).double()
+    for place in masks:
+        for token, p in place.top:
+            expected[token] += p
+    letters = [v for v in range(vocab.size) if v not in pipe.decoder.never_written]
+    order = frequencies[letters] / frequencies[letters].sum()
+    torch.testing.assert_close(
+        order, expected[letters] / expected[letters].sum(), atol=0.02, rtol=0
+    )
 
 
 @pytest.mark.slow

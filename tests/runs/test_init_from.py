@@ -210,7 +210,7 @@ def test_a_causal_network_gets_a_mask_whose_rows_are_the_mean(llama, tmp_path):
     run, _ = with_source(tuned(data, folder), tmp_path)
     assert run.backbone.name == "llama-bidirectional"
     assert run.backbone.options["width"] == 32
-    assert run.backbone.options["shifted"]  # outputs go on predicting the next token
+    assert run.backbone.options["start_id"] == 0  # outputs go on predicting the next token
 
 
 def test_attention_of_a_causal_network_opens_in_some_steps(llama, tmp_path):
@@ -226,8 +226,14 @@ def test_attention_of_a_causal_network_opens_in_some_steps(llama, tmp_path):
     with open_world("cpu", 600) as world:
         fit(run, tmp_path / "whole", world, quiet=True, callbacks=[note])
     assert fractions == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0]  # the first is the dry run
-    stopped = replace(run, train=replace(run.train, steps=3))
-    train_here(stopped, tmp_path / "resumed")
+    run = replace(run, train=replace(run.train, save_every=1))
+
+    def stop(state, metrics):
+        if state.step == 3:
+            raise RuntimeError("stopped")
+
+    with open_world("cpu", 600) as world, pytest.raises(RuntimeError, match="stopped"):
+        fit(run, tmp_path / "resumed", world, quiet=True, callbacks=[stop])
     train_here(run, tmp_path / "resumed")
     causal, _ = with_source(run, tmp_path / "whole")
     whole, resumed = (final_tensors(causal, tmp_path / name) for name in ("whole", "resumed"))
@@ -235,7 +241,7 @@ def test_attention_of_a_causal_network_opens_in_some_steps(llama, tmp_path):
     with open_world("cpu", 600) as world:
         export(tmp_path / "whole", tmp_path / "model", world)
     again, _ = with_source(tuned(data, tmp_path / "model"), tmp_path / "again")
-    assert again.backbone.options["shifted"]
+    assert again.backbone.options["start_id"] == 0
     with pytest.raises(ConfigError, match="attention_warmup must be 0"):
         train_here(replace(run, init_from=None), tmp_path / "dit")
 

@@ -164,7 +164,7 @@ def test_impossible_processors_are_refused(make, message):
         make()
 
 
-def encode(text: str) -> list[int]:
+def encode(text: str, starts: bool = True) -> list[int]:
     return [ord(c) for c in text]
 
 

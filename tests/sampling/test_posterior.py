@@ -200,6 +200,21 @@ def test_a_channel_replaces_the_noise():
     torch.testing.assert_close(found.sum(-1), torch.ones(2).double())
 
 
+def test_a_distribution_of_wrong_tokens_is_a_channel_of_equal_rows():
+    p = torch.tensor([0.7, 0.1, 0.2], dtype=torch.float64)
+    frequencies = torch.tensor([0.6, 0.3, 0.1]).double()
+    session = Session(FunctionNetwork(lambda z, t: p.expand(*z.shape, -1)), UNIFORM)
+    text = WindowTokens((0, 1, 2), (True,) * 3)
+    (short,), (table,) = (
+        run_sync(PosteriorPass(WindowReader(session), channel)([text], 0.3))
+        for channel in (frequencies, frequencies.expand(3, 3))
+    )
+    torch.testing.assert_close(short.current, table.current)
+    torch.testing.assert_close(short.probabilities, table.probabilities)
+    joint = p[:, None] * (frequencies * 0.3 + torch.eye(3) * 0.7)
+    torch.testing.assert_close(short.current, joint.diag() / joint.sum(0))
+
+
 def test_decisions():
     found = torch.tensor([0.5, 0.4, 0.3, 0.1])
     other = torch.tensor([0.5, 0.5, 0.6, 0.9])

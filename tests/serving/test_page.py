@@ -5,6 +5,7 @@ import re
 import pytest
 from support.service import served
 
+from gidd.pipeline.defaults import Examples
 from gidd.serving.access import hash_key
 
 TEXT = "🙂 I embrace the opportunity of peace."
@@ -43,6 +44,15 @@ def opened(browser, service):
 
 def origin(url: str) -> str:
     return re.sub(r"(?<=\d)/.*", "", url)
+
+
+def test_the_page_opens_with_a_text_of_the_model(opened, service):
+    page = opened()
+    page.locator("#words:not([inert]) .word").first.wait_for()
+    assert text_of(page) == Examples().mistakes
+    page.fill("#text", "My own text.")
+    page.dispatch_event("#model", "change")
+    assert text_of(page) == "My own text."
 
 
 def write(page, text: str) -> None:
@@ -233,7 +243,7 @@ def test_a_run_is_stopped_and_mistakes_are_explained(opened):
     wait_for(page, "no blanks")
     page.fill("#steps", "1")
     page.click("text=Self-correct")
-    wait_for(page, "Steps: Input should be greater than or equal to 2")
+    wait_for(page, "Steps: must be at least 2")
     assert text_of(page) == TEXT
 
 

@@ -83,9 +83,9 @@ def test_tokens_are_encoded_beside_the_event_loop(post, service, pipelines, monk
     decoder, threads = pipelines["hybrid"].decoder, set()
     encode = type(decoder).encode
 
-    def encode_and_note(self, text, what):
+    def encode_and_note(self, text, what, **options):
         threads.add(threading.current_thread().name[:9])
-        return encode(self, text, what)
+        return encode(self, text, what, **options)
 
     monkeypatch.setattr(type(decoder), "encode", encode_and_note)
     body = PROMPT | {"prompt": [decoder.tokenizer.encode("Peace")] * 2}

@@ -69,7 +69,9 @@ def check(project: Path, out: Path) -> str:
     info = f"{stem}-{version}.dist-info"
 
     files = contents(wheel)
-    described = {"METADATA", "WHEEL", "RECORD", "licenses/LICENSE"}
+    licenses = {f"licenses/{name}" for name in settings["license-files"]}
+    assert "licenses/LICENSE" in licenses, f"{project}: license-files must name LICENSE"
+    described = {"METADATA", "WHEEL", "RECORD"} | licenses
     if settings.keys() & {"scripts", "entry-points"}:
         described.add("entry_points.txt")
     require_equal(wheel.name, set(files), sources | {f"{info}/{name}" for name in described})

@@ -69,6 +69,7 @@ def weighted(name: str, **options: float) -> Diffusion:
         ({"objective": Diffusion(eps=0.7)}, r"objective.eps .* got 0.7"),
         ({"objective": hybrid(1.0)}, r"noise.p_uniform .* got 1.0"),
         ({"objective": hybrid(0.1, gamma=2.1)}, r"noise.gamma .* got 2.1"),
+        ({"objective": Diffusion(attention_warmup=3001)}, r"attention_warmup .* 3000, got 3001"),
         ({"objective": weighted("clamp", w_max=0.0)}, r"weighting.w_max .* got 0.0"),
         ({"objective": weighted("dynamic", w_max=-1.0)}, r"weighting.w_max .* got -1"),
         ({"objective": weighted("tight", w_max=math.nan)}, r"weighting.w_max .* got nan"),

@@ -54,7 +54,9 @@ def convert(way: Way, source: Path, data: Path, out: Path, steps: int) -> None:
 
     def chosen(run: RunConfig, folder: Path) -> tuple[RunConfig, Any]:
         run, initial = with_source(run, folder)
-        backbone = run.backbone.changed(shifted=way.is_shifted)
+        backbone = run.backbone
+        if not way.is_shifted:
+            backbone = backbone.changed(start_id=None)
         return replace(run, backbone=backbone), initial
 
     fit.with_source = chosen

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import mean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gidd_proof.words import MODEL_FOLDER, WordList
@@ -31,6 +31,7 @@ from stories import START, Teacher, choose, nats_per_token
 import gidd
 from gidd.pipeline import Pipeline
 
+CORRECTION: dict[str, Any] = {"forward_passes": 64, "tokens_per_step": 2, "score": "gain"}
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 
 
@@ -93,7 +94,7 @@ def with_wrong_word(story: str, counts: Counter[str], seed: int) -> Replaced:
 def grade_samples(pipe: Pipeline, teacher: Teacher, stories: Sequence[str], num: int) -> None:
     """Print likelihood, repetition and spelling of samples before and after self-correction."""
     plain = pipe.generate(n=num, seed=0, steps=64, temperature=1.0, top_p=None)
-    after = [pipe.self_correct(sample) for sample in plain]
+    after = [pipe.self_correct(sample, **CORRECTION) for sample in plain]
     recommended = pipe.generate(n=num, seed=0)
     rows = {
         "teacher": stories[:num],
@@ -181,12 +182,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("teacher", type=Path)
     parser.add_argument("held_out", type=Path)
+    parser.add_argument("--skip", type=int, default=0, help="stories at the beginning of the file")
     parser.add_argument("--num", type=int, help="20 samples, or 100 or 200 stories")
     options = parser.parse_args()
     records = map(json.loads, options.held_out.read_text(encoding="utf-8").splitlines())
     stories = [record["text"] for record in records if record["whole"]]
     pipe = gidd.from_pretrained(options.model, device="cpu")
     fitting = [story for story in stories if len(pipe.encode(story)) <= pipe.context]
+    fitting = fitting[options.skip :]
     num = options.num or {"samples": 20, "replaced": 100, "blanks": 200}[options.figures]
     with torch.no_grad():
         graders[options.figures](pipe, Teacher(options.teacher), fitting, min(num, len(fitting)))

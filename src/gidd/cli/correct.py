@@ -12,7 +12,7 @@ Examples:
   gidd correct letter.txt --model models/nano --in-place --protect "[0-9]+"
   gidd correct letter.txt --model models/nano --diff > letter.patch
   gidd correct - --model models/nano < letter.txt > corrected.txt
-  gidd correct --model models/nano --text "The Government of the United pe is at peace."
+  gidd correct --model nano --text "Tom ate the sun with a spoon."
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from gidd.cli.output import (
 from gidd.common.files import atomic_path, read_regular, remove_dead_temporaries
 from gidd.common.messages import print_message, show_counts
 from gidd.errors import ConfigError, DataError
+from gidd.pipeline.options import WrongTokens
 from gidd.sampling.ranges import ERROR_RATE, MIN_CONFIDENCE
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class CorrectCommand:
     """Fraction of wrong tokens, e.g. 0.05; by default estimated for each text."""
     min_confidence: Annotated[float, MIN_CONFIDENCE] | None = None
     """Smallest probability of a change, e.g. 0.95; by default the most likely text is chosen."""
+    wrong_tokens: WrongTokens | None = None
+    """Which tokens are written by mistake: those of the model's noise, or each as often as it
+    occurs; by default as the model recommends, else noise."""
     protect: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="REGEX")
     ] = ()
@@ -96,6 +100,7 @@ def main(arguments: Sequence[str]) -> None:
                 source.text,
                 error_rate=command.error_rate,
                 min_confidence=command.min_confidence,
+                wrong_tokens=command.wrong_tokens,
                 protected=matching_spans(command.protect, source.text),
                 on_progress=on_progress,
             )

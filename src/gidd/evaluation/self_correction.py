@@ -170,7 +170,7 @@ def score_sequences(
     texts = [tuple(takewhile(lambda token: not is_end(token), sequence)) for sequence in tokens]
     graded: Sequence[GradedText | None] = [None] * len(texts)
     if grader is not None:
-        graded = grader.score(["".join(pipe.decoder(text)) for text in texts])
+        graded = grader.score(["".join(pipe.decoder.whole(text)) for text in texts])
     scores: dict[tuple[int, ...], SequenceScores] = {}
     frames = clean_frames(pipe, tokens)
     for sequence, text, frame, grade in zip(tokens, texts, frames, graded, strict=True):

@@ -125,7 +125,7 @@ def load_pretrained(
         **download: Where a model on the hub is downloaded from and to: revision, token, cache_dir.
     """
     suffix = re.search(r"p_unif-(\d*\.?\d+)/?$", str(name))
-    folder = find_model(name, **download)
+    folder = _find(name, **download)
     loaded = load(folder, float(suffix[1]) if suffix and p_uniform is None else p_uniform)
     return replace(loaded, folder=folder)
 
@@ -147,7 +147,7 @@ class NetworkSource(NamedTuple):
 
 def load_network(name: str | Path) -> NetworkSource:
     """Load the network of any model: ours, another project's, or one of `transformers`."""
-    folder = find_model(name)
+    folder = _find(name)
     is_foreign = not (folder / MODEL_RECORD).is_file() and (folder / CONFIG).is_file()
     if is_foreign and read_checkpoint(folder).field("model_type") in FAMILIES:
         config, tensors, digest = read_hf(folder)
@@ -158,8 +158,7 @@ def load_network(name: str | Path) -> NetworkSource:
     return NetworkSource(folder, network, loaded.sha256, vocab.size, vocab.mask_id, loaded.notes)
 
 
-def find_model(name: str | Path, **download: Any) -> Path:
-    """Return the folder of a model: local, of an installed distribution, or downloaded."""
+def _find(name: str | Path, **download: Any) -> Path:
     folder = local_model(name)
     if folder is not None and download:
         raise ConfigError(

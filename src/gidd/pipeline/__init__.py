@@ -4,9 +4,9 @@
     pipe.generate("My fellow citizens", n=4, steps=64)
     pipe.chat([{"role": "user", "content": "2 + 3"}])
     pipe.infill("The capital of [MASK:3] is Paris.")
-    pipe.correct("We is a nation of law.")
-    pipe.noise_level("We is a nation of law.")
-    pipe.score("We are a nation of laws.")
+    pipe.correct("Tom ate the sun with a spoon.")
+    pipe.noise_level("Tom ate the sun with a spoon.")
+    pipe.score("Tom ate the soup with a spoon.")
 
 Reading order: `options`, `noise_level`, `results`, `text` (tokens and text), `pipeline` with
 `generate`, `chat`, `correct` and `score`, `load`.
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gidd.pipeline.load import from_pretrained as from_pretrained
     from gidd.pipeline.noise_level import estimate_noise as estimate_noise
     from gidd.pipeline.options import (
+        CorrectionOptions as CorrectionOptions,
         SamplingOptions as SamplingOptions,
         SelfCorrectionOptions as SelfCorrectionOptions,
     )

@@ -18,6 +18,7 @@ from gidd.common.terminal import shorten
 from gidd.errors import ConfigError, DataError
 from gidd.pipeline.generate import predict_frames, score_tokens, scoring_request
 from gidd.pipeline.noise_level import estimate_noise, reading_cost
+from gidd.pipeline.options import CorrectionOptions, WrongTokens
 from gidd.pipeline.results import (
     Alternative,
     Correction,
@@ -53,6 +54,7 @@ class CorrectSettings(TypedDict, total=False):
 
     error_rate: float | None
     min_confidence: float | None
+    wrong_tokens: WrongTokens | None
     on_progress: OnCharacters | None
 
 
@@ -81,8 +83,7 @@ def correct_texts(
     pipe: Pipeline,
     texts: Sequence[str | Generation],
     protected: Sequence[Sequence[Span]],
-    error_rate: float | None,
-    min_confidence: float | None,
+    options: CorrectionOptions,
     on_progress: OnCharacters | None,
 ) -> list[Correction]:
     """Correct texts together, each with its protected spans; see `Pipeline.correct`."""
@@ -100,8 +101,9 @@ def correct_texts(
             on_progress(sum(done), total)
 
     async def correct(index: int) -> Correction:
-        settings = error_rate, min_confidence, partial(report, index)
-        return await _correct(pipe, *parts[index], protected[index], *settings)
+        return await _correct(
+            pipe, *parts[index], protected[index], options, partial(report, index)
+        )
 
     return run_sync(gather([correct(index) for index in range(len(texts))]))
 
@@ -111,22 +113,23 @@ async def _correct(
     encoded: EncodedText,
     cut: TextWindows,
     protected: Sequence[Span],
-    error_rate: float | None,
-    min_confidence: float | None,
+    options: CorrectionOptions,
     on_progress: Callable[[int], None],
 ) -> Correction:
     """Correct a text; one forward pass over each window gives the posterior of every token."""
     ends, text = [0, *accumulate(map(len, encoded.texts))], "".join(encoded.texts)
-    noise, rate, forward_passes, edits = None, error_rate or 0.0, 0, list[TextEdit]()
+    noise, rate, forward_passes, edits = None, options.error_rate or 0.0, 0, list[TextEdit]()
     if not all(cut.fixed):
         Budget.current().reserve(reading_cost(pipe.window_reader(), cut))
-        if error_rate is None:
-            noise = await estimate_noise(pipe.window_reader(), cut)
+        is_frequent = options.wrong_tokens == "frequent"
+        wrong = pipe.token_frequencies if is_frequent else None
+        if options.error_rate is None:
+            noise = await estimate_noise(pipe.window_reader(), cut, wrong_tokens=wrong)
             rate, forward_passes = noise.error_rate, noise.forward_passes
         own_ends = iter([ends[part.own_stop] for part in cut.parts])
         banned = ban_unwritten_tokens(pipe.schedule.vocab, pipe.decoder)
         reader = replace(pipe.window_reader(), processors=(banned,))
-        read = PosteriorPass(reader, num_alternatives=_NUM_ALTERNATIVES)
+        read = PosteriorPass(reader, wrong, _NUM_ALTERNATIVES)
         posteriors = await read(
             cut, max(rate, SMALLEST_ERROR_RATE), lambda: on_progress(next(own_ends))
         )
@@ -139,7 +142,7 @@ async def _correct(
                 place = part.start + i
                 old = Alternative(encoded.texts[place], current[i])
                 listed = map(Alternative, map(text_of, others[i]), probabilities[i])
-                edit = choose_edit(ends[place], old.text, [old, *listed], min_confidence)
+                edit = choose_edit(ends[place], old.text, [old, *listed], options.min_confidence)
                 if is_suspect(edit):
                     edits.append(edit)
     return Correction(
@@ -153,7 +156,8 @@ async def _correct(
             "task": "correct",
             "error_rate": rate,
             "is_estimated": noise is not None,
-            "min_confidence": min_confidence,
+            "min_confidence": options.min_confidence,
+            "wrong_tokens": options.wrong_tokens,
             "protected": [list(span) for span in protected],
         },
     )

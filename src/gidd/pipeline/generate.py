@@ -165,7 +165,8 @@ def build_choices(
             require_text(text, "a choice")
         if blanks[index][0] in spaced:
             texts = [f" {text}" for text in texts]
-        options = [tuple(pipe.decoder.encode(text, "a choice")) for text in texts]
+        starts = blanks[index][0] == 0
+        options = [tuple(pipe.decoder.encode(t, "a choice", starts=starts)) for t in texts]
         lengths, size = [len(option) for option in options], len(blanks[index])
         if any(length != size for length in lengths):
             pairs = [f"{n} in {shorten(text)}" for text, n in zip(texts, lengths, strict=True)]
@@ -212,7 +213,7 @@ async def run_requests(
         )
 
         def has_stop(first_blank: int, tokens: tuple[int, ...]) -> bool:
-            text = "".join(pipe.decoder(tokens)[first_blank:])
+            text = "".join(pipe.decoder.whole(tokens)[first_blank:])
             return any(string in text for string in stop)
 
         samples = await gather(
@@ -274,7 +275,7 @@ async def build_generations(
     confidences = [tuple(frame.probability.tolist()) for frame in scored] or [None] * len(samples)
     return [
         Generation(
-            text="".join(decoder(sample.text)),
+            text="".join(decoder.whole(sample.text)),
             tokens=sample.text,
             filled=tuple(_filled(decoder, request.tokens, sample.text)),
             confidence=scores and scores[: len(sample.text)],
@@ -293,7 +294,8 @@ def _filled(decoder: TokenDecoder, template: Tokens, tokens: Sequence[int]) -> I
     for is_blank, run in groupby(template, key=lambda token: token is None):
         end = position + len(list(run))
         if is_blank:
-            yield "".join(decoder(tokens[position:end]))
+            text_of = decoder if position else decoder.whole
+            yield "".join(text_of(tokens[position:end]))
         position = end
 
 
@@ -359,7 +361,7 @@ class TextStream(Iterator[TextState]):
             if block is None:
                 break
             sample = run_sync(pipe.session.run(block, on_step=on_step))
-            tokens, texts = sample.tokens, pipe.decoder(sample.text)
+            tokens, texts = sample.tokens, pipe.decoder.whole(sample.text)
             whole = "".join(texts[first:])
             text = whole[: end_of_text(whole, stop)]
             is_stopped = len(sample.text) < len(tokens) or len(text) < len(whole)
@@ -410,7 +412,7 @@ class TextStream(Iterator[TextState]):
     def _text_of(self, tokens: Sequence[int]) -> str:
         mask_id = self._pipe.schedule.vocab.mask_id
         first = self._request.first_blank if self._is_answer else 0
-        pairs = list(zip(self._pipe.decoder(tokens), tokens, strict=True))[first:]
+        pairs = list(zip(self._pipe.decoder.whole(tokens), tokens, strict=True))[first:]
         return "".join("[MASK]" if token == mask_id else text for text, token in pairs)
 
 

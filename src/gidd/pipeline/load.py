@@ -20,7 +20,7 @@ from gidd.diffusion.constants import TRAINING_EPS
 from gidd.diffusion.schedules import MaskedSchedule
 from gidd.errors import ConfigError, DataError
 from gidd.models import Denoiser, Pretrained, load_pretrained
-from gidd.pipeline.defaults import read_sampling
+from gidd.pipeline.defaults import read_correction, read_examples, read_sampling
 from gidd.pipeline.pipeline import Pipeline
 from gidd.pipeline.precision import Precision, choose_precision, convert, precision_of
 from gidd.vocab import Vocab
@@ -117,6 +117,8 @@ def pipeline_of(
         notes=model.notes,
         times=_times(model.summary),
         sampling=None if model.folder is None else read_sampling(model.folder),
+        correction=None if model.folder is None else read_correction(model.folder),
+        examples=None if model.folder is None else read_examples(model.folder),
         **options,
     )
     pipe.warm_up()

@@ -32,6 +32,7 @@ from gidd.sampling.windows import (
     TextWindows,
     WindowReader,
     WindowTokens,
+    read_all_probabilities,
     read_own_probability,
 )
 
@@ -51,6 +52,9 @@ _MIN_RATE, _MAX_RATE, _NUM_RATES, _ZOOMS = 1e-5, 0.95, 64, 2
 _RATE_OF_POSTERIORS = 0.1
 """Any rate at whose time the network was trained: posteriors do not depend on it."""
 
+_NOISY_TOKENS = 128
+"""Tokens of noise that are read: [N, V] probabilities are held in memory."""
+
 _STEP = 0.05  # of derivatives, in log(rate)
 _RATES_AT_ONCE = 8
 _BLOCK, _MIN_BLOCKS = 32, 8
@@ -67,6 +71,7 @@ async def estimate_noise(
     windows: Iterable[WindowTokens],
     *,
     max_windows: int = MAX_WINDOWS,
+    wrong_tokens: Float[Tensor, " V"] | None = None,
     on_forward_passes: OnForwardPassesDone | None = None,
 ) -> NoiseLevel:
     """Estimate the fraction of wrong tokens among the editable tokens of a document.
@@ -75,6 +80,7 @@ async def estimate_noise(
     until two are above the estimate: 3 forward passes per window of clean text, 4 to 6 at an error
     rate of a few per cent. The processors of `reader` should keep every token possible. At most
     `max_windows` are read, spread evenly; `on_forward_passes` is called for each at each level.
+    Wrong tokens are distributed as in `wrong_tokens`, by default as in the noise.
     """
     editable = [window for window in windows if any(window.editable)]
     if not editable:
@@ -93,18 +99,33 @@ async def estimate_noise(
         return await _expected_errors(reader, read, count)
     levels = noise_levels(reader)
     x_theta = await _read_levels(reader, read, levels[:_FIRST_LEVELS], count)
-    curve = _NoiseCurve(reader, levels[:_FIRST_LEVELS], x_theta, read)
+    curve = _NoiseCurve(reader, levels[:_FIRST_LEVELS], x_theta, read, wrong_tokens)
     for level in levels[_FIRST_LEVELS:]:
         if curve.best_rate() < curve.levels[-2]:
             break
         more = await _read_levels(reader, read, level[None], count)
         x_theta = torch.cat([x_theta, more])
-        curve = _NoiseCurve(reader, levels[: len(x_theta)], x_theta, read)
+        curve = _NoiseCurve(reader, levels[: len(x_theta)], x_theta, read, wrong_tokens)
     rate, low, high = curve.fit()
     if on_forward_passes is not None:
         on_forward_passes(forward_passes, forward_passes)
     time = time_at_error_rate(reader.session.schedule, rate, reader.min_time, reader.max_time)
     return NoiseLevel(rate, low, high, float(time), forward_passes)
+
+
+async def read_frequencies(
+    reader: WindowReader, length: int, never: frozenset[int]
+) -> Float[Tensor, " V"]:
+    """Return the mean prediction from noise alone, without the tokens `never`."""
+    vocab, length = reader.session.schedule.vocab, min(length, _NOISY_TOKENS)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(vocab.num_data_tokens, (length,), generator=generator).tolist()
+    tokens = drawn if vocab.mask_id is None else [vocab.mask_id] * length
+    window = WindowTokens(tuple(tokens), (True,) * length)
+    ((x_theta,),) = await reader.read([(window, reader.max_time)], read_all_probabilities)
+    mean = x_theta.double().mean(0)
+    mean[[*never]] = 0
+    return mean / mean.sum()
 
 
 def expected_forward_passes(
@@ -177,14 +198,19 @@ class _NoiseCurve:
         levels: Float[Tensor, " T"],
         x_theta: Float[Tensor, "T N"],
         windows: Sequence[WindowTokens],
+        wrong_tokens: Float[Tensor, " V"] | None = None,
     ) -> None:
         schedule = reader.session.schedule
         self.levels, self.x_theta = levels, x_theta
         self.scale = schedule.vocab.num_data_tokens / (schedule.vocab.num_data_tokens - 1)
         times = time_at_error_rate(schedule, levels, reader.min_time, reader.max_time)
-        keep, noise = visible_noise(schedule, times.to(reader.session.device, reader.dtype))
+        if wrong_tokens is None:
+            keep, noise = visible_noise(schedule, times.to(reader.session.device, reader.dtype))
+            noise = noise / (1 - keep)[:, None]
+        else:
+            noise = wrong_tokens.expand(len(times), -1)
         tokens = [z for w in windows for z, is_read in zip(*w, strict=True) if is_read]
-        self.noise = (noise / (1 - keep)[:, None]).double().cpu()[:, tokens]
+        self.noise = noise.double().cpu()[:, tokens]
         """b of each token."""
         ends = math.log10(_MIN_RATE), math.log10(_MAX_RATE / self.scale)
         rates = torch.logspace(*ends, _NUM_RATES, dtype=torch.float64)

@@ -26,7 +26,14 @@ from gidd.common.config.registry import component_names
 from gidd.common.terminal import did_you_mean, shorten
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
-from gidd.sampling.ranges import GUIDANCE_SCALE, TEMPERATURE, TOP_K, TOP_P
+from gidd.sampling.ranges import (
+    ERROR_RATE,
+    GUIDANCE_SCALE,
+    MIN_CONFIDENCE,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)
 
 if TYPE_CHECKING:
     from gidd.sampling import Plan, Processor
@@ -215,6 +222,22 @@ def _component_problems(flag: str, kind: str, name: object, options: object) -> 
 
 
 _REPEATS = integer(2, 1_000_000, "The standard error is computed from them.")
+
+
+WrongTokens = Literal["noise", "frequent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionOptions:
+    """Correction of texts: what is expected of wrong tokens, and when one is replaced."""
+
+    error_rate: Annotated[float, ERROR_RATE] | None = None
+    """Fraction of wrong tokens, e.g. 0.05; by default estimated for each text."""
+    min_confidence: Annotated[float, MIN_CONFIDENCE] | None = None
+    """Smallest probability of a change, e.g. 0.95; by default the most likely text is chosen."""
+    wrong_tokens: WrongTokens = "noise"
+    """Which tokens are written by mistake: those of the noise that the model was trained with, or
+    each as often as it occurs, by the prediction from noise alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from typing import Any, TypeVar, Unpack, overload
 import torch
 
 import gidd
-from gidd.common.config.allowed import SEED, integer, optional, require_arguments
+from gidd.common.config.allowed import SEED, integer, require_allowed, require_arguments
 from gidd.common.devices import resolve_device
 from gidd.data.chat import Messages
 from gidd.data.tokenizers import FastTokenizer, Tokenizer, as_tokenizer
@@ -29,7 +30,7 @@ from gidd.pipeline.correct import (
     self_correct,
     windows_to_correct,
 )
-from gidd.pipeline.defaults import write_sampling
+from gidd.pipeline.defaults import Examples, write_defaults
 from gidd.pipeline.generate import (
     TextStream,
     build_choices,
@@ -37,11 +38,13 @@ from gidd.pipeline.generate import (
     require_no_blocks,
     run_requests,
 )
-from gidd.pipeline.noise_level import OnForwardPassesDone, estimate_noise
+from gidd.pipeline.noise_level import OnForwardPassesDone, estimate_noise, read_frequencies
 from gidd.pipeline.options import (
+    CorrectionOptions,
     LikelihoodOptions,
     SamplingOptions,
     SelfCorrectionOptions,
+    WrongTokens,
     no_count_at,
     with_changes,
 )
@@ -76,7 +79,6 @@ from gidd.sampling import (
     parse_template,
     run_sync,
 )
-from gidd.sampling.ranges import ERROR_RATE, MIN_CONFIDENCE
 from gidd.sampling.request import prompt as with_blanks
 
 _CORRECTION = SelfCorrectionOptions()
@@ -118,6 +120,8 @@ class Pipeline:
         notes: Sequence[str] = (),
         times: tuple[float, float] = (TRAINING_EPS, 1 - TRAINING_EPS),
         sampling: SamplingOptions | None = None,
+        correction: CorrectionOptions | None = None,
+        examples: Examples | None = None,
     ) -> None:
         self.device = resolve_device(device)
         self.denoiser = share_weights(denoiser)
@@ -130,6 +134,10 @@ class Pipeline:
         """The smallest and the largest time that the network was trained with."""
         self.sampling = sampling or SamplingOptions()
         """Sampling options that the model recommends: used where none are given, and saved."""
+        self.correction = correction or CorrectionOptions()
+        """Options of `correct` that the model recommends: used where none are given, and saved."""
+        self.examples = examples or Examples()
+        """Texts that show what the model does; saved."""
         default = 1 if self.device.type == "cpu" else 16
         rows = default if batch_size is None else batch_size
         self._network = in_precision(self.denoiser, self.precision, self.device)
@@ -170,7 +178,7 @@ class Pipeline:
     @property
     def _arguments(self) -> dict[str, Any]:
         names = ("denoiser", "schedule", "tokenizer", "context", "device", "precision")
-        names = (*names, "source", "notes", "times", "sampling")
+        names = (*names, "source", "notes", "times", "sampling", "correction", "examples")
         arguments = {name: getattr(self, name) for name in names}
         return arguments | {"batch_size": self.session.batch_size}
 
@@ -195,7 +203,7 @@ class Pipeline:
         summary = {"source": self.source, "times": list(self.times)}
         save(folder, self.denoiser, self.schedule, summary)
         self.tokenizer.save(folder)
-        write_sampling(Path(folder), self.sampling)
+        write_defaults(Path(folder), self.sampling, self.correction, self.examples)
 
     def push_to_hub(self, name: str, *, private: bool = False) -> None:
         """Upload model and tokenizer to the Hugging Face hub as owner/name.
@@ -400,7 +408,7 @@ class Pipeline:
         self, length: int | None, max_tokens: int | None, prompt: str, suffix: str = ""
     ) -> Tokens:
         before = self.decoder.encode(prompt, "the prompt")
-        after = self.decoder.encode(suffix, "the suffix")
+        after = self.decoder.encode(suffix, "the suffix", starts=False)
         if max_tokens is not None:
             if length is not None:
                 raise ConfigError(
@@ -451,7 +459,7 @@ class Pipeline:
         require_text(template, "a template")
         tokens, spaced = parse_template(
             template,
-            lambda text: self.decoder.encode(text, "the text around blanks"),
+            lambda text, starts: self.decoder.encode(text, "the text around blanks", starts=starts),
             takes_space=self.decoder.begins_with_space is not None,
         )
         if None not in tokens:
@@ -509,6 +517,7 @@ class Pipeline:
         *,
         error_rate: float | None = None,
         min_confidence: float | None = None,
+        wrong_tokens: WrongTokens | None = None,
         protected: Any = (),
         on_progress: OnCharacters | None = None,
     ) -> Correction | list[Correction]:
@@ -523,25 +532,32 @@ class Pipeline:
         Several texts share forward passes, which changes no result. If a text fails, its error is
         raised and no result is returned.
 
+        Where `error_rate`, `min_confidence` and `wrong_tokens` are None, they are those that the
+        model recommends (`self.correction`), else as follows.
+
         Args:
             text: A text that the tokenizer restores exactly, a sample, or a list of them. What a
                 sample was given, such as its prompt, does not change.
             error_rate: Fraction of wrong tokens; by default estimated as by `noise_level`.
             min_confidence: Least probability of a change; by default, the most likely text is
                 chosen, which minimises the expected number of mistakes.
+            wrong_tokens: Which tokens are written by mistake: "noise", those of the model's noise,
+                or "frequent", each as often as it occurs (`token_frequencies`).
             protected: Spans (start, stop) of characters that do not change; of several texts, a
                 list of spans for each.
             on_progress: Called with the number of characters done, and of all characters.
         """
-        require_arguments(
-            error_rate=(error_rate, optional(ERROR_RATE)),
-            min_confidence=(min_confidence, optional(MIN_CONFIDENCE)),
-        )
+        given = {
+            "error_rate": error_rate,
+            "min_confidence": min_confidence,
+            "wrong_tokens": wrong_tokens,
+        }
+        options = replace(self.correction, **{k: v for k, v in given.items() if v is not None})
+        require_allowed(options)
         self.require_visible_scores("correction")
         start, texts = time.perf_counter(), text if isinstance(text, list | tuple) else [text]
         spans = protected or [()] * len(texts) if texts is text else [protected]
-        settings = error_rate, min_confidence, on_progress
-        corrections = self._complete(start, correct_texts(self, texts, spans, *settings))
+        corrections = self._complete(start, correct_texts(self, texts, spans, options, on_progress))
         return corrections if texts is text else corrections[0]
 
     def self_correct(
@@ -616,8 +632,8 @@ class Pipeline:
         """
         start, options = time.perf_counter(), with_changes(options, changes, self.score)
         texts = text if isinstance(text, list | tuple) else [text]
-        tokens = [self.encode(scored, "the text to score") for scored in texts]
         prompt_tokens = self.decoder.encode(prompt, "the prompt")
+        tokens = [self.encode(t, "the text to score", starts=not prompt) for t in texts]
         settings = options, confidence, on_forward_passes
         scores = self._complete(start, score_texts(self, texts, tokens, prompt_tokens, *settings))
         return scores if texts is text else scores[0]
@@ -629,6 +645,13 @@ class Pipeline:
         """
         self.require_visible_scores("the probability of tokens")
         return token_probabilities(self, tokens, top)
+
+    @cached_property
+    def token_frequencies(self) -> torch.Tensor:
+        """How often each token occurs, [V]: the mean prediction from noise alone."""
+        return run_sync(
+            read_frequencies(self.window_reader(), self.context, self.decoder.never_written)
+        )
 
     def window_reader(self, batch_size: int | None = None) -> WindowReader:
         """Return a `WindowReader`, which reads predictions and posteriors for windows of texts.
@@ -675,9 +698,12 @@ class Pipeline:
                 "instead."
             )
 
-    def encode(self, text: str, name: str = "the text") -> list[int]:
-        """Return the tokens of a text, which must not be empty; errors call it `name`."""
-        tokens = self.decoder.encode(text, name)
+    def encode(self, text: str, name: str = "the text", *, starts: bool = True) -> list[int]:
+        """Return the tokens of a text, which must not be empty; errors call it `name`.
+
+        `starts` is False if other tokens are before it.
+        """
+        tokens = self.decoder.encode(text, name, starts=starts)
         if not tokens:
             raise DataError(f"{name} must not be empty, got {text!r}.")
         return tokens

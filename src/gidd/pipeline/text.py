@@ -80,6 +80,16 @@ class TokenDecoder:
             start = stop
         return texts
 
+    def whole(self, tokens: Sequence[int], text: str = "") -> list[str]:
+        """Return the texts of the tokens of a whole text, which begins as `text` does.
+
+        A space that the tokenizer has put before the text is left out.
+        """
+        texts = self(tokens)
+        if texts and texts[0][:1] == " " != text[:1] and self._adds_space:
+            texts[0] = texts[0][1:]
+        return texts
+
     def decode_one(self, token: int) -> str:
         """Return the text of one token; it contains U+FFFD if the token is part of a character."""
         if token not in self._cache:
@@ -106,7 +116,7 @@ class TokenDecoder:
         """
         if not self.tokenizer.is_character_level:
             tokens = tuple(self.encode(text, name))
-            texts = self._as_begun(self(tokens), text)
+            texts = self.whole(tokens, text)
             return EncodedText(tokens, tuple(texts), tuple(map(self.is_fixed, tokens)))
         require_text(text, name)
         tokens = tuple(self.tokenizer.encode(text))
@@ -116,7 +126,7 @@ class TokenDecoder:
 
     def encode_sample(self, sample: Generation) -> EncodedText:
         """Return the tokens of a sample, not those that its text would be encoded as."""
-        texts = self(sample.tokens)
+        texts = self.whole(sample.tokens, sample.text)
         cut = sample.text.removeprefix("".join(texts))  # of a token that a stop string begins in
         rest = self.encode_with_offsets(cut, "the end of the sample")
         fixed = (*map(self.is_fixed, sample.tokens), *rest.fixed)
@@ -125,33 +135,37 @@ class TokenDecoder:
     def decode_like(self, tokens: Sequence[int], encoded: EncodedText) -> list[str]:
         """Return the texts of new tokens of an encoded text; unchanged tokens keep their texts."""
         if not self.tokenizer.is_character_level:
-            return self._as_begun(self(tokens), "".join(encoded.texts[:1]))
+            return self.whole(tokens, "".join(encoded.texts[:1]))
         old = zip(encoded.tokens, encoded.texts, strict=True)
         return [
             text if new == token else self.decode_one(new)
             for new, (token, text) in zip(tokens, old, strict=True)
         ]
 
-    def _as_begun(self, texts: list[str], text: str) -> list[str]:
-        """Drop the space before the first token, if it is one of words and the text has none."""
-        if texts and texts[0][:1] == " " != text[:1] and self._drops_space:
-            texts[0] = texts[0][1:]
-        return texts
+    @cached_property
+    def _adds_space(self) -> bool:
+        """Whether the beginning of a text is encoded as if a space were before it."""
+        return self._is_of_words or "".join(self(self.tokenizer.encode("a"))) == " a"
 
     @cached_property
-    def _drops_space(self) -> bool:
-        """Whether the beginning of a text is encoded as if a space were before it."""
+    def _is_of_words(self) -> bool:
         return self.tokenizer.kind == "WordLevel"
 
-    def encode(self, text: str, name: str) -> list[int]:
+    def encode(self, text: str, name: str, *, starts: bool = True) -> list[int]:
         """Return the tokens of a text; raise if decoding them does not restore it exactly.
 
-        Errors call the text `name`.
+        `starts` is False if other tokens are before it. Errors call the text `name`.
         """
         require_text(text, name)
+        starts = starts or self._is_of_words or not self._adds_space
         with _turn(text):
-            tokens = self._encode(text)
-            back = "".join(self._as_begun(self(tokens), text))
+            if self._adds_space and text[:1] == " ":
+                tokens = self._encode(text[1:])
+            elif starts:
+                tokens = self._encode(text)
+            else:  # after a line break, which no token joins with what follows
+                tokens = self._encode(f"\n{text}")[len(self._encode("\n")) :]
+            back = "".join(self.whole(tokens, text) if starts else self(tokens))
         if back == text:
             return tokens
         place = len(commonprefix([text, back]))
@@ -185,6 +199,11 @@ class TokenDecoder:
         # the slowest part of a first correction: GPT-2's 50,000 tokens take 0.15 s
         texts = enumerate(map(self.decode_one, range(self.tokenizer.vocab.size)))
         return self.tokenizer.unknown_ids | {v for v, text in texts if _has_layout(text)}
+
+    @cached_property
+    def never_written(self) -> frozenset[int]:
+        """Tokens that correction never writes: fixed ones, end, padding."""
+        return self.tokenizer.terminator_ids | self.fixed_ids
 
     @cached_property
     def _first(self) -> tuple[int, str]:
@@ -265,7 +284,7 @@ def protected_tokens(encoded: EncodedText, spans: Sequence[Span]) -> list[bool]:
 
 def ban_unwritten_tokens(vocab: Vocab, decoder: TokenDecoder) -> Ban:
     """Return a processor for tokens that correction never writes: fixed ones, end, padding."""
-    return ban(vocab, decoder.tokenizer.terminator_ids | decoder.fixed_ids)
+    return ban(vocab, decoder.never_written)
 
 
 def require_stop(stop: Sequence[str], suffix: str = "") -> None:

@@ -19,6 +19,7 @@ from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError
 from gidd.models.backbones.hf_config import FAMILIES
 from gidd.models.hub import NetworkSource, load_network
+from gidd.models.importers.hf import start_token
 from gidd.models.networks import copy_full, name_without_lora
 from gidd.training.config import RunConfig
 from gidd.training.recorded import OF_THE_RUN, newest_run
@@ -111,8 +112,9 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
     }
     if "predicts_first" in options:
         options["predicts_first"] = True  # training includes the first token
-    if "shifted" in options and not source.is_denoiser:
-        options["shifted"] = True  # the output at a position goes on predicting the next token
+    if "start_id" in options and not source.is_denoiser:
+        # the output at a position goes on predicting the next token
+        options["start_id"] = start_token(source.folder, config.vocab_size)
     replaced = Component("backbone", registered[1], options)
     backbone, data = _with_own(run.backbone, replaced), run.data
     if data.folder is None and (source.folder / TOKENIZER_FILE).is_file():

@@ -256,11 +256,11 @@ class Template(NamedTuple):
 
 
 def parse_template(
-    text: str, encode: Callable[[str], Sequence[int]], *, takes_space: bool = False
+    text: str, encode: Callable[[str, bool], Sequence[int]], *, takes_space: bool = False
 ) -> Template:
     """Parse a template such as "The capital of [MASK:3] is Paris"; [MASK] is one blank, None.
 
-    `encode` maps text to token ids. It is called for each piece between blanks and should not add
+    `encode` maps a piece between blanks, and whether the text starts there, to token ids without
     special tokens. With `takes_space`, the space before a blank is part of the blank.
     """
     tokens: list[int | None] = []
@@ -270,7 +270,7 @@ def parse_template(
         if i % 2 == 0:
             is_taken = takes_space and i + 1 < len(pieces) and piece.endswith(" ")
             prefix = piece[:-1] if is_taken else piece
-            tokens.extend(encode(prefix) if prefix else ())
+            tokens.extend(encode(prefix, not tokens) if prefix else ())
             if is_taken:
                 spaced.add(len(tokens))
             continue

@@ -236,9 +236,9 @@ class PosteriorPass:
     """
 
     reader: WindowReader
-    channel: Float[Tensor, "V V"] | None = None
-    """Row v, column z: probability that z is written, given that the right token v was replaced.
-    By default, wrong tokens are distributed like the noise of the schedule."""
+    channel: Float[Tensor, "V V"] | Float[Tensor, " V"] | None = None
+    """Row v, column z: probability that z is written, given that the right token v was replaced;
+    or the same for all v. By default, wrong tokens are distributed like the schedule's noise."""
     num_alternatives: int = 1
     """Number of other tokens per position."""
 
@@ -276,3 +276,8 @@ class _ReadPosteriors:
 def read_own_probability(rows: Rows, _: Times) -> tuple[Tensor, ...]:
     """Read x_theta of the tokens of the text: a function for `WindowReader.read`."""
     return (rows.current,)
+
+
+def read_all_probabilities(rows: Rows, _: Times) -> tuple[Tensor, ...]:
+    """Read x_theta of all tokens: a function for `WindowReader.read`."""
+    return rows.read(lambda x_theta, _: (x_theta,))

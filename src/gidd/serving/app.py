@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -143,6 +143,7 @@ class Service:
             "vocabulary": pipe.schedule.vocab.size,
             "can_correct": pipe.can_score_visible_tokens,
             "can_chat": is_chat_model(pipe),
+            "examples": asdict(pipe.examples),
         }
 
     async def health(self) -> Response:

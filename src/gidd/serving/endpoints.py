@@ -73,7 +73,7 @@ def _text_of(pipe: Pipeline, tokens: str | list[int]) -> str:
     if isinstance(tokens, str):
         return tokens
     if all(token < pipe.schedule.vocab.size for token in tokens):
-        text = "".join(pipe.decoder(tokens))
+        text = "".join(pipe.decoder.whole(tokens))
         try:
             if pipe.decoder.encode(text, "the prompt") == tokens:
                 return text
@@ -250,6 +250,7 @@ def correct(pipe: Pipeline, body: CorrectBody, emit: Emit | None) -> Json:
         body.text,
         protected=body.protected,
         min_confidence=body.min_confidence,
+        wrong_tokens=body.wrong_tokens,
         error_rate=body.error_rate,
     )
     noise = correction.noise_level
@@ -320,7 +321,7 @@ def _logprobs(pipe: Pipeline, generation: Generation, start: int, end: int, top:
     one with which a token was written, and no others are known.
     """
     tokens = list(generation.trace.tokens)
-    texts = pipe.decoder(tokens[:end])[start:]
+    texts = pipe.decoder.whole(tokens[:end])[start:]
     offsets = list(accumulate(map(len, texts), initial=0))[:-1]
     if pipe.can_score_visible_tokens:
         token_scores = pipe.token_probabilities(tokens, top)[start:end]
@@ -392,7 +393,8 @@ def describe_frame(
     """
     mask_id = pipe.schedule.vocab.mask_id
     tokens = frame.request.truncate_at_stop(frame.tokens)[start:stop]
-    pairs = zip(pipe.decoder(tokens), tokens, strict=True)
+    text_of = pipe.decoder if start else pipe.decoder.whole
+    pairs = zip(text_of(tokens), tokens, strict=True)
     texts = [MASK if token == mask_id else text for text, token in pairs]
     starts = list(accumulate(map(len, texts), initial=0))
     last = {edit.position: edit for edit in frame.edits}

@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gidd.common.terminal import did_you_mean
+from gidd.pipeline.options import WrongTokens
 
 MAX_SAMPLES = 16
 MAX_PROMPTS = 32
@@ -252,9 +253,9 @@ class InfillBody(SampledBody):
 class CorrectBody(Body):
     """A request of /v1/correct."""
 
-    model_config = _example(text="We is a nation.", min_confidence=0.5)
+    model_config = _example(text="Tom ate the sun.", min_confidence=0.5)
     needs: ClassVar = {
-        **dict.fromkeys(("min_confidence", "error_rate"), ("method", "posterior")),
+        **dict.fromkeys(("min_confidence", "error_rate", "wrong_tokens"), ("method", "posterior")),
         **dict.fromkeys(("temperature", "forward_passes", "seed"), ("method", "self_correction")),
     }
 
@@ -270,6 +271,11 @@ class CorrectBody(Body):
     min_confidence: Probability | None = Field(None, description="Of posterior.")
     error_rate: float | None = Field(
         None, ge=0, lt=1, description="Of posterior. By default it is estimated."
+    )
+    wrong_tokens: WrongTokens | None = Field(
+        None,
+        description="Of posterior. noise: tokens are written by mistake as in the model's noise. "
+        "frequent: each as often as it occurs. By default as the model recommends.",
     )
     temperature: float = Field(0.1, ge=0, le=2, description="Of self_correction.")
     forward_passes: int = Field(64, ge=2, le=MAX_STEPS, description="Most of self_correction.")

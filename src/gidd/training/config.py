@@ -215,6 +215,12 @@ class RunConfig:
         problems += self._backbone_problems()
         problems += () if is_record else self.without_effect().values()
         train, per_rank = self.train, self.train.global_batch // num_ranks
+        problems += [
+            f"objective.{name} must be at most train.steps = {train.steps}, got {steps}: the model "
+            "would be evaluated and sampled as it was never trained."
+            for name in ("p_uniform_warmup", "attention_warmup")
+            if (steps := getattr(self.objective, name)) > train.steps
+        ]
         if per_rank < train.accumulate:
             problems.append(
                 f"train.global_batch = {train.global_batch} gives {per_rank} samples to each of "

@@ -62,6 +62,9 @@ class BidirectionalConfig:
     predicts_first: bool = False
     """Whether the output at the first position was trained to predict its own token, although the
     other outputs are shifted. Otherwise nothing predicts the first token: it must be visible."""
+    start_id: Annotated[int, integer(0)] | None = None
+    """This token is read before the first, and the output at a position predicts the next token, as
+    in a causal model (conversions of `--init-from`)."""
     equal_blocks: ClassVar[str] = "layers"
 
     def __post_init__(self) -> None:
@@ -71,6 +74,13 @@ class BidirectionalConfig:
             raise ConfigError(
                 f"num_heads must be a multiple of num_kv_heads = {kv_heads}, got {got}."
             )
+
+        if self.start_id is not None and self.start_id >= self.vocab_size:
+            raise ConfigError(
+                f"start_id must be below vocab_size = {self.vocab_size}, got {self.start_id}."
+            )
+        if self.start_id is not None and self.shifted_mask_id is not None:
+            raise ConfigError("start_id and shifted_mask_id exclude each other. Give one of them.")
 
     def build(self) -> BidirectionalTransformer:
         """Build the network."""
@@ -83,8 +93,10 @@ class BidirectionalTransformer(RotaryTransformer):
 
     def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__(config, _Layer, _RMSNorm)
-        self.accepts_segments = config.shifted_mask_id is None  # a shift crosses documents
-        self.needs_first_token = not self.accepts_segments and not config.predicts_first
+        is_shifted = config.shifted_mask_id is not None
+        # a shift crosses documents
+        self.accepts_segments = not is_shifted and config.start_id is None
+        self.needs_first_token = is_shifted and not config.predicts_first
         if config.tied_head:
             self.head.weight = self.embed_tokens.weight
 
@@ -101,6 +113,9 @@ class BidirectionalTransformer(RotaryTransformer):
                 "the first token must not be masked, as nothing predicts it. Begin the prompt or "
                 "template with text; texts cannot be scored with this model."
             )
+        if config.start_id is not None:
+            valid = None if valid is None else F.pad(valid, (1, 0), value=True)
+            return self.norm(self.run_layers(z, attention_mask(valid), config.start_id))[:, :-1]
         x = self.norm(self.run_layers(z, attention_mask(valid, segments)))
         return x if config.shifted_mask_id is None else torch.cat([x[:, :1], x[:, :-1]], dim=1)
 

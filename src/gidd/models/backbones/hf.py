@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gidd.common.files import explain_damage
@@ -165,24 +166,27 @@ class HFNetwork(Network):
 
     def hidden(self, z: Sequences, t: Times, valid: Flags | None = None) -> Float[Tensor, "B L D"]:
         """Hidden states before the head; those of valid tokens do not depend on padding."""
-        length = require_length(z, self.config.max_length)
+        require_length(z, self.config.max_length)
+        start_id = getattr(self.config, "start_id", None)
+        if start_id is not None:
+            z = F.pad(z, (1, 0), value=start_id)
+            valid = None if valid is None else F.pad(valid, (1, 0), value=True)
         x = self.embedding(z)
         if self.config.time_embedding:
             x = x + self.time_projection(self.time(t))[:, None]
         if self.config.family not in CAUSAL:
             encoded = self.body(inputs_embeds=x, attention_mask=valid)
             return self.transform(encoded.last_hidden_state)
-        positions = torch.arange(length, device=x.device)[None]
+        positions = torch.arange(x.shape[1], device=x.device)[None]
         angles, mask = self.body.rotary_emb(x, positions), attention_mask(valid)
         if self.training and self.visible_future < 1:
-            reach = positions + round(self.visible_future * length)
+            reach = positions + round(self.visible_future * x.shape[1])
             is_near = (positions <= reach.T)[None, None]
             mask = is_near if mask is None else mask & is_near
         for block in self.blocks:  # without the causal mask of their model
             x = block(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
         x = self.body.norm(x)
-        is_shifted = getattr(self.config, "shifted", False)
-        return torch.cat([x[:, :1], x[:, :-1]], dim=1) if is_shifted else x
+        return x if start_id is None else x[:, :-1]
 
 
 def recompute_activations(model: Any) -> None:

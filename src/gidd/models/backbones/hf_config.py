@@ -70,10 +70,16 @@ class BidirectionalLMConfig(HFConfig):
 
     family: str = "llama"
     """Architecture: llama, mistral, qwen2 or qwen3."""
-    shifted: bool = False
-    """The output at a position predicts the next token, as in the causal model; the first output
-    predicts the first token too."""
+    start_id: Annotated[int, integer(0)] | None = None
+    """Outputs are shifted: this token is read before the first, and the output at a position
+    predicts the next token, as in the causal model."""
     families = ("llama", "mistral", "qwen2", "qwen3")
+
+    def problems(self) -> Iterable[str]:
+        """Yield messages if the family or the first token is none."""
+        yield from super().problems()
+        if self.start_id is not None and self.start_id >= self.vocab_size:
+            yield f"start_id must be below vocab_size = {self.vocab_size}, got {self.start_id}."
 
 
 @final

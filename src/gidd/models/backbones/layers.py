@@ -124,9 +124,11 @@ class RotaryTransformer(Network):
         """The layers, under the attribute name of `DiT`."""
         return self.layers
 
-    def run_layers(self, z: Sequences, mask: Mask | None) -> States:
-        """Hidden states before the norm."""
+    def run_layers(self, z: Sequences, mask: Mask | None, start_id: int | None = None) -> States:
+        """Hidden states before the norm; the token `start_id` is read before the first."""
         config, length = self.config, require_length(z, self.config.max_length)
+        if start_id is not None:
+            z, length = F.pad(z, (1, 0), value=start_id), length + 1
         angles = rotation(length, config.width // config.num_heads, z.device, config.rotary_base)
         x = self.embed_tokens(z)
         for layer in self.layers:

@@ -48,6 +48,20 @@ def read_hf(folder: Path) -> tuple[HFConfig, dict[str, Tensor], str]:
     return config, {ours: tensors[name] for ours, name in names.items()}, weights.sha256
 
 
+def start_token(folder: Path, vocab_size: int) -> int:
+    """Return the token that a causal model reads before the first, else the one after the last."""
+    checkpoint = read_checkpoint(folder)
+    for name in ("bos_token_id", "eos_token_id"):
+        token = checkpoint.config.get(name)
+        token = token[0] if isinstance(token, list) and token else token
+        if type(token) is int and 0 <= token < vocab_size:
+            return token
+    raise CheckpointError(
+        f"{checkpoint.path}: bos_token_id or eos_token_id must be a token from 0 to "
+        f"{vocab_size - 1}. Add one: it is read before the first token of a text."
+    )
+
+
 def _read_config(checkpoint: ForeignCheckpoint, num_tensors: int) -> HFConfig:
     """Convert a configuration; the fields that `HFNetwork` does not use are not read."""
     checkpoint.require("position_embedding_type", "absolute", None)

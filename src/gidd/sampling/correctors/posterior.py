@@ -72,12 +72,13 @@ def likelihood_of(
     t: Times,
     z: Int[Tensor, "B L"],
     error_rate: Float[Tensor, " B"] | float | None = None,
-    channel: Float[Tensor, "V V"] | None = None,
+    channel: Float[Tensor, "V V"] | Float[Tensor, " V"] | None = None,
 ) -> Likelihood:
     """Return the likelihood of the tokens of a text under the noise of time t.
 
     `error_rate` is the fraction of wrong tokens, by default the error rate at time t. A
-    mask is as likely given any token.
+    mask is as likely given any token. `channel` is the distribution of what is written in place of
+    each token, or in place of any.
     """
     if channel is None:
         keep, table = visible_noise(schedule, t, error_rate)
@@ -87,6 +88,8 @@ def likelihood_of(
         rate = error_rate_at(schedule, t) if error_rate is None else error_rate
         noise = torch.as_tensor(rate).to(t).expand_as(t)[:, None].expand(z.shape)
         keep, channel = 1 - noise, channel.to(t)
+        if channel.dim() == 1:
+            noise, channel = noise * channel[z], None
     if schedule.vocab.mask_id is not None:
         is_mask = z == schedule.vocab.mask_id
         keep, noise = torch.where(is_mask, 0, keep), torch.where(is_mask, 1, noise)
