@@ -155,6 +155,7 @@ AWAY: dict[str, Any] = {
     "data.length": 12,
     "data.padding": ({"data.length": 96}, "ignored"),
     "data.packing": ({"data.padding": "ignored", "data.length": 96}, True),
+    "data.shuffle": "blocks",
     "data.workers": 1,
     "optim.learning_rate": 0.02,
     "optim.warmup": 2,

@@ -166,6 +166,7 @@ def loader_config(run: RunConfig, tokenizer: Tokenizer) -> LoaderConfig:
         vocab_size=vocab.size,
         seed=run.train.seed,
         packing=run.data.packing,
+        shuffle=run.data.shuffle,
     )
 
 

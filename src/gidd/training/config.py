@@ -106,6 +106,9 @@ class DataConfig:
     packing: bool = field(default=False, metadata={ADDED_LATER: True})
     """Pack short documents into one row; attention stays inside each document. Padding must be
     ignored, and the network must accept segments."""
+    shuffle: Literal["full", "blocks"] = field(default="full", metadata={ADDED_LATER: True})
+    """full: all documents, for data that fit into memory, or blocks: blocks of 2 MiB, and samples
+    inside windows of blocks, for storage that is slow at random reads."""
     workers: Annotated[int, integer(0)] = 0
     """Number of data loading processes, besides one thread."""
 

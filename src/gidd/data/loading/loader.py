@@ -19,23 +19,19 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gidd.common.config.allowed import integer, problems_of, require_none
 from gidd.common.optional import optional_package
 from gidd.data.batch import Batch
+from gidd.data.loading.order import BLOCK_BYTES, BlockOrder, DocumentOrder, Pace, Shuffle
 from gidd.data.loading.shards import Array, ShardSet, TokenShard, invalid_tokens, open_shard
 from gidd.data.manifest import DataManifest
 from gidd.data.processes import follow_parent
-from gidd.diffusion.randomness import UNIT_BITS, Stream, philox, random_integers
+from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
 from gidd.errors import ConfigError, DataError
 
 _ENDLESS = 1 << 40
 """Length of a `BatchSource`, in effect infinite: samples continue through the epochs."""
-
-_ROUNDS = 8
-_LARGEST = 1 << 62
-_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
 
 
 def open_split(folder: str | Path, split: str = "train") -> ShardSet:
@@ -73,8 +69,11 @@ class LoaderConfig:
     vocab_size: Annotated[int, integer(2)]
     """Token ids at or above it raise `DataError`."""
     seed: Annotated[int, integer(0)] = 0
-    shuffle: bool = True
-    """Whether to shuffle the documents every epoch; False: order of the files."""
+    shuffle: Shuffle = "full"
+    """full: of all documents, every epoch; blocks: of blocks, and of samples inside windows of
+    blocks; none: order of the files."""
+    block_bytes: Annotated[int, integer(1)] = BLOCK_BYTES
+    """Size of the blocks."""
     packing: bool = False
     """Whether a sample has as many consecutive documents as fit; longer ones are cropped alone."""
 
@@ -101,7 +100,7 @@ class BatchSource:
         self.shards, self.config = shards, config
         first, stop = (config.global_batch * at // num_ranks for at in (rank, rank + 1))
         self._slots = np.arange(first, stop)
-        self._packed = packed_rows(shards, config.length) if config.packing else None
+        self.order = order_of(shards, config)
 
     def __len__(self) -> int:
         return _ENDLESS
@@ -113,7 +112,7 @@ class BatchSource:
         tokens = np.full((len(sample), config.length), config.pad_id, dtype=np.int64)
         given = np.zeros(tokens.shape if self.shards.has_given else 0, dtype=np.bool_)
         segments = np.full(tokens.shape, -1, dtype=np.int32)
-        (firsts, ends), windows = self.documents(sample), self._windows(sample)
+        (firsts, ends), windows = self.order.documents(sample), self._windows(sample)
         for row, (first, end, where) in enumerate(zip(firsts, ends, windows, strict=True)):
             at = 0
             for document in range(first, end):
@@ -128,18 +127,6 @@ class BatchSource:
         arrays |= {"given": given} if self.shards.has_given else {}
         return arrays | ({"segments": segments} if config.packing else {})
 
-    def documents(self, sample: Array) -> tuple[Array, Array]:
-        """Return the first document of each sample, and one past its last."""
-        size = len(self.shards) if self._packed is None else len(self._packed) - 1
-        epochs, rows = np.divmod(sample, size)
-        if self.config.shuffle:
-            for epoch in np.unique(epochs):  # a step may contain the end of an epoch
-                mine = epochs == epoch
-                rows[mine] = shuffled(rows[mine], size, self.config.seed, int(epoch))
-        if self._packed is None:
-            return rows, rows + 1
-        return self._packed[rows], self._packed[rows + 1]
-
     def _windows(self, sample: Array) -> Array:
         """Return the start of each sample's window, as a fraction in [0, 1) of all starts."""
         position = torch.zeros(1, dtype=torch.int64)
@@ -148,7 +135,7 @@ class BatchSource:
 
     def _window(self, document: int, where: float) -> tuple[TokenShard, int, int]:
         """Return the shard of a document, and start and end of the window of a sample in it."""
-        shard, index = self.shards.locate(document)
+        shard, index = self.order.locate(document)
         start, stop = shard.bounds(index)
         spare = stop - start - self.config.length
         if spare > 0:
@@ -165,19 +152,14 @@ class BatchSource:
         raise invalid_tokens(f"{shard.file}: document {index}", self.config.vocab_size)
 
 
-def packed_rows(shards: ShardSet, length: int) -> NDArray[np.int64]:
-    """Return the first document of each packed row, and at the end the number of documents.
-
-    A row has consecutive documents of at most `length` tokens together, or one longer document.
-    """
-    ends = np.cumsum(np.concatenate([shard.sizes() for shard in shards.shards]))
-    # the first document that no longer fits, for rows that start at each document
-    after = np.searchsorted(ends, np.concatenate([[0], ends[:-1]]) + length, side="right")
-    after = np.maximum(after, np.arange(1, len(ends) + 1))
-    rows = [0]
-    while rows[-1] < len(ends):
-        rows.append(after.item(rows[-1]))
-    return np.array(rows)
+def order_of(shards: ShardSet, config: LoaderConfig) -> DocumentOrder | BlockOrder:
+    """Return the order that a configuration asks for."""
+    packed_length = config.length if config.packing else None
+    if config.shuffle != "blocks":
+        is_shuffled = config.shuffle == "full"
+        return DocumentOrder(shards, config.seed, packed_length, shuffle=is_shuffled)
+    pace, size = Pace(((0, config.global_batch),)), config.block_bytes
+    return BlockOrder(shards, config.seed, packed_length, block_bytes=size, pace=pace)
 
 
 class Loader:
@@ -242,43 +224,3 @@ def import_grain() -> Any:
     note = "Failed to load jax profiler"
     logging.getLogger("absl").addFilter(lambda record: note not in record.getMessage())
     return optional_package("grain", "data")
-
-
-def shuffled(place: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the sample at each `place` of an epoch's order; a permutation of 0 .. size - 1.
-
-    A Feistel network permutes the integers with the bit length of `size`. Results outside the
-    range are permuted again until they are inside (cycle walking): below two times on average.
-    """
-    if not 1 <= size < _LARGEST:
-        raise ConfigError(f"size must be between 1 and 2**62 samples, got {size}.")
-    bits = max(2, (size - 1).bit_length())
-    key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    counter = (epoch & 0xFFFFFFFF, epoch >> 32, int(Stream.SHUFFLE))
-    words = (philox((round_index, *counter), key) for round_index in range(_ROUNDS))
-    keys = [np.uint64((int(high) << 32) | int(low)) for high, low, *_ in words]
-    result = _feistel(place.astype(np.uint64), bits, keys)
-    while (outside := result >= size).any():
-        result[outside] = _feistel(result[outside], bits, keys)
-    return result.astype(np.int64)
-
-
-def _feistel(value: NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
-    """Permute integers: the two halves of the bits are XORed in turn with a hash of the other."""
-    low_bits = np.uint64(bits // 2)
-    high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
-    low_mask = np.uint64((1 << (bits // 2)) - 1)
-    high, low = value >> low_bits, value & low_mask
-    for round_index, key in enumerate(keys):
-        if round_index % 2:
-            low = low ^ (_mix(high, key) & low_mask)
-        else:
-            high = high ^ (_mix(low, key) & high_mask)
-    return (high << low_bits) | low
-
-
-def _mix(value: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """Hash a value by two multiplications modulo 2**64."""
-    mixed = (value ^ key) * _MIX[0]
-    mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIX[1]
-    return mixed ^ (mixed >> np.uint64(32))
