@@ -116,7 +116,7 @@ def test_ranks_read_different_blocks(ranks):
     reads = 0
     for rank in range(ranks):
         source = BatchSource(LARGE, config, rank, ranks)
-        order, steps = source.order, len(LARGE) // 128
+        order, steps = source.orders[0], len(LARGE) // 128
         seen: set[int] = set()
         for step in range(steps):
             seen |= set(order.rows(step * 128 + source._slots)[0].tolist())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gidd.common.files import read_json, write_json
-from gidd.common.urls import without_credentials
+from gidd.common.urls import is_url, without_credentials
 from gidd.data import corpora, tokenizers
 from gidd.data.batch import Batch
 from gidd.data.chat import chat_texts
@@ -19,6 +19,7 @@ from gidd.data.loading.loader import Loader, LoaderConfig, import_grain, open_sp
 from gidd.data.loading.shards import ShardSet
 from gidd.data.manifest import DATA_MANIFEST, DataManifest
 from gidd.data.preparation.prepare import prepare
+from gidd.data.store import local_folder
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError, GiddError
 from gidd.training.checkpoints.folder import steps_in
@@ -29,7 +30,7 @@ DATA_SETTINGS = "data_settings.json"
 """The settings a run's data was prepared with; written when the preparation is complete."""
 
 
-def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = False) -> Path:
+def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = False) -> str | Path:
     """Return the folder of token shards. Rank 0 prepares it if necessary; other ranks wait."""
     if data.workers:
         import_grain()  # raises if it is not installed: before the preparation
@@ -55,7 +56,7 @@ def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = Fal
 def with_format(run: RunConfig) -> RunConfig:
     """Return the run with the format of a folder that is prepared already."""
     folder = run.data.folder
-    if folder is None or not (folder / DATA_MANIFEST).is_file():
+    if folder is None or not (is_url(str(folder)) or (Path(folder) / DATA_MANIFEST).is_file()):
         return run
     prepared = DataManifest.read(folder).format
     if run.data.format not in ("text", prepared):
@@ -89,14 +90,20 @@ def prepare_on_rank_zero(world: World, folder: Path, work: Callable[[], object])
 class PreparedData:
     """Token shards: a prepared folder, or the run's own `data/`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.tokenizer = folder, Tokenizer.load(folder)
+    def __init__(self, folder: str | Path) -> None:
+        self.folder, self.tokenizer = folder, Tokenizer.load(local_folder(folder))
 
     def batches(self, run: RunConfig, world: World, start: int) -> Loader:
         """Return this rank's batches, from step `start` on."""
         split, config = open_split(self.folder), loader_config(run, self.tokenizer)
-        ranks = {"rank": world.rank, "num_ranks": world.size}
-        return Loader(split, config, start=start, num_workers=run.data.workers, **ranks)
+        return Loader(
+            split,
+            config,
+            rank=world.rank,
+            num_ranks=world.size,
+            start=start,
+            num_workers=run.data.workers,
+        )
 
     def validation_split(self) -> ShardSet:
         """Return the validation split, or the training text if there is none."""

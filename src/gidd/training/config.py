@@ -17,7 +17,7 @@ from gidd.common.config.codec import ADDED_LATER, RECORDED_AS
 from gidd.common.config.components import COMPONENT_KIND, Component, component
 from gidd.common.config.options import options_of
 from gidd.common.config.registry import UNREGISTERED
-from gidd.common.urls import without_credentials
+from gidd.common.urls import is_url, without_credentials
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
 from gidd.models.lora import LoraConfig
@@ -83,8 +83,9 @@ def _without_credentials(sources: tuple[str, ...]) -> tuple[str, ...]:
 class DataConfig:
     """Training data. Without a folder, the sources are first prepared into RUN/data."""
 
-    folder: Path | None = None
-    """Folder written by `gidd data prepare`; takes precedence over the sources."""
+    folder: str | Path | None = None
+    """Folder written by `gidd data prepare`, or its URL in object storage, such as s3://BUCKET/NAME;
+    takes precedence over the sources."""
     sources: tuple[str, ...] = field(
         default=(), repr=False, metadata={RECORDED_AS: _without_credentials}
     )
@@ -116,6 +117,18 @@ class DataConfig:
         """Yield a message without data, and if padding and packing exclude each other."""
         if self.folder is None and not self.sources:
             yield "data needs a folder (--data.folder DIR) or sources (--data.sources NAME...)."
+        if is_url(url := str(self.folder)):
+            if url != without_credentials(url):
+                yield (
+                    "data.folder must be a URL without user, password and query, got "
+                    f"{without_credentials(url)} with them: credentials are those of the "
+                    "environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+                )
+            if self.shuffle != "blocks":
+                yield (
+                    f"data.shuffle must be blocks for {without_credentials(url)}, got "
+                    f"{self.shuffle}: it would be one request for each document."
+                )
         if self.packing and self.padding != "ignored":
             yield (
                 f"data.padding must be ignored with data.packing, got {self.padding}: other "

@@ -149,19 +149,30 @@ class BlockOrder:
 
     def _rows_of_epoch(self, place: Array, epoch: int) -> tuple[Array, Array]:
         place = in_lanes(place, self.size, self.pace.samples_at(epoch * self.size))
-        number = np.searchsorted(_window_ends(self, epoch), place, side="right")
-        numbers, inverse = np.unique(number, return_inverse=True)
-        windows = zip(*(_window(self, epoch, at) for at in numbers.tolist()), strict=True)
-        starts, blocks, stops, keys = (np.stack(part)[inverse] for part in windows)
+        windows = np.searchsorted(_window_ends(self, epoch), place, side="right")
+        indices, inverse = np.unique(windows, return_inverse=True)
+        parts = zip(*(_window(self, epoch, index) for index in indices.tolist()), strict=True)
+        starts, blocks, stops, keys = (np.stack(part)[inverse] for part in parts)
         value = _permute((place - starts).astype(np.uint64), stops[:, -1], keys.T).astype(np.int64)
         at, position = np.arange(len(value)), (stops[:, 1:] <= value[:, None]).sum(1)
         return blocks[at, position], value - stops[at, position]
 
+    def open_blocks(self, index: Array) -> set[int]:
+        """Return the blocks of the windows that samples are in."""
+        blocks = set[int]()
+        for epoch in np.unique(index // self.size).tolist():
+            place = index[index // self.size == epoch] % self.size
+            place = in_lanes(place, self.size, self.pace.samples_at(epoch * self.size))
+            windows = np.searchsorted(_window_ends(self, epoch), place, side="right")
+            for window in set(windows.tolist()):
+                blocks.update(_window(self, epoch, window).blocks.tolist())
+        return blocks - {-1}
+
     def locate(self, document: int) -> tuple[TokenShard, int]:
         """Return the tokens of the block of a document, and its index in them."""
         shard, index = self.shards.locate(document)
-        number = np.searchsorted(self._first_document, document, side="right") - 1
-        documents, count = len(shard), int(self._blocks[number])
+        shard_index = np.searchsorted(self._first_document, document, side="right") - 1
+        documents, count = len(shard), int(self._blocks[shard_index])
         block = ((index + 1) * count - 1) // documents
         first, end = (documents * at // count for at in (block, block + 1))
         return read_block(shard, first, end), index - first
@@ -174,9 +185,9 @@ class BlockOrder:
     def _count_rows(self, length: int) -> NDArray[np.int32]:
         """Return the number of packed rows of each block: rows end with their block."""
         counts: list[Array] = []
-        for number, shard in enumerate(self.shards.shards):
-            blocks = np.arange(self._first_block[number], self._first_block[number + 1])
-            row, end = (bound - self._first_document[number] for bound in self.bounds(blocks))
+        for index, shard in enumerate(self.shards.shards):
+            blocks = np.arange(self._first_block[index], self._first_block[index + 1])
+            row, end = (bound - self._first_document[index] for bound in self.bounds(blocks))
             following, count = _next_rows(shard.sizes(), length), np.zeros(len(row), np.int32)
             while (is_inside := row < end).any():
                 count += is_inside
@@ -207,15 +218,15 @@ def _window_ends(order: BlockOrder, epoch: int) -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=1 << 13)
-def _window(order: BlockOrder, epoch: int, number: int) -> _Window:
+def _window(order: BlockOrder, epoch: int, index: int) -> _Window:
     width, ends = order.window_blocks(epoch), _window_ends(order, epoch)
-    place = np.arange(number * width, min((number + 1) * width, order.num_blocks))
+    place = np.arange(index * width, min((index + 1) * width, order.num_blocks))
     blocks = shuffled(place, order.num_blocks, order.seed, epoch)
     samples = order.num_samples(blocks)
     stops = np.full(width + 1, samples.sum())
     stops[: len(blocks)] = np.cumsum(samples) - samples
-    keys = _keys(order.seed, epoch << 32 | number, Stream.WINDOW)
-    start = int(ends[number - 1]) if number else 0
+    keys = _keys(order.seed, epoch << 32 | index, Stream.WINDOW)
+    start = int(ends[index - 1]) if index else 0
     return _Window(start, np.pad(blocks, (0, width - len(blocks)), constant_values=-1), stops, keys)
 
 
@@ -264,9 +275,9 @@ def shuffled(place: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDAr
     return _permute(place.astype(np.uint64), np.array([size]), keys).astype(np.int64)
 
 
-def _keys(seed: int, number: int, stream: Stream) -> NDArray[np.uint64]:
+def _keys(seed: int, address: int, stream: Stream) -> NDArray[np.uint64]:
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    counter = (number & 0xFFFFFFFF, number >> 32, int(stream))
+    counter = (address & 0xFFFFFFFF, address >> 32, int(stream))
     words = (philox((round_index, *counter), key) for round_index in range(_ROUNDS))
     return np.array([(int(high) << 32) | int(low) for high, low, *_ in words], dtype=np.uint64)
 

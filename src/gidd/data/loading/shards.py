@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gidd.data.manifest import GIVEN, INDEX
+from gidd.data.manifest import GIVEN, INDEX, ShardRecord
+from gidd.data.store import RemoteFile, RemoteRange, join
 from gidd.errors import DataError
 
 _FIX = "Restore the file from where it was copied, or run `gidd data prepare` again."
@@ -61,8 +62,8 @@ def _map(name: str, dtype: np.dtype[Any], _version: tuple[int, ...]) -> Array:
     return np.memmap(name, dtype=dtype, mode="r").view(np.ndarray)
 
 
-Sliceable = Array | _Entries
-"""Integers with a length and slices: in memory or memory-mapped."""
+Sliceable = Array | _Entries | RemoteFile | RemoteRange
+"""Integers with a length and slices: in memory, memory-mapped or remote."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,8 @@ def read_block(shard: TokenShard, first: int, end: int) -> TokenShard:
 
 
 def _part(entries: Sliceable, start: int, end: int) -> Sliceable:
-    return entries[start:end] if isinstance(entries, np.ndarray) else entries.read(start, end)
+    has_parts = isinstance(entries, _Entries | RemoteFile)
+    return entries.read(start, end) if has_parts else entries[start:end]
 
 
 def invalid_tokens(place: str, vocab_size: int) -> DataError:
@@ -166,6 +168,17 @@ def open_shard(
             f"files is truncated or of another shard. {_FIX}"
         )
     return shard
+
+
+def remote_shard(folder: str, record: ShardRecord, dtype: str) -> TokenShard:
+    """Return a shard in object storage, whose sizes are those of the manifest."""
+    kinds = {"": np.dtype(dtype), INDEX: np.dtype(np.uint64), GIVEN: np.dtype(np.uint8)}
+    files = [
+        RemoteFile(join(folder, name), digest, kind, size // kind.itemsize)
+        for name, (size, digest) in record.files(dtype).items()
+        for kind in [kinds[name.removeprefix(record.file)]]
+    ]
+    return TokenShard(files[0].url, *files)
 
 
 def _open(name: str, kind: type[np.unsignedinteger[Any]]) -> _Entries:
