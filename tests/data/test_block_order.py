@@ -5,7 +5,6 @@ import pytest
 from data.test_packing import greedy, shards_of
 from hypothesis import given, settings, strategies as st
 
-from gidd.data.loading import order as module
 from gidd.data.loading.loader import BatchSource, LoaderConfig
 from gidd.data.loading.order import BlockOrder, DocumentOrder, Pace, in_lanes, shuffled
 from gidd.data.loading.shards import ShardSet
@@ -50,9 +49,9 @@ def epoch_by_definition(
     line: list[list[int]] = []
     for number, start in enumerate(range(0, len(blocks), per_window)):
         window = [row for block in permuted[start : start + per_window] for row in rows[block]]
-        keys = module._keys(order.seed, epoch << 32 | number, Stream.WINDOW)[:, None]
-        places = np.arange(len(window)).astype(np.uint64)
-        line += [window[k] for k in module._permute(places, np.array([len(window)]), keys)]
+        places, address = np.arange(len(window)), epoch << 32 | number
+        order_of_window = shuffled(places, len(window), order.seed, address, Stream.WINDOW)
+        line += [window[k] for k in order_of_window]
     steps, result = len(line) // width, []
     for step in range(steps):
         for first in range(0, width, 8):  # each lane reads on in its own part of the line

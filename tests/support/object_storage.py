@@ -89,7 +89,7 @@ class Proxy:
             handler.send_response(503)
             handler.send_header("Content-Length", str(len(text)))
             handler.end_headers()
-            handler.wfile.write(text)
+            handler.wfile.write(b"" if handler.command == "HEAD" else text)
             return
         client = http.client.HTTPConnection("127.0.0.1", target)
         client.request(handler.command, handler.path, sent, dict(handler.headers))

@@ -38,8 +38,8 @@ from gidd.data.processes import follow_parent
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
 from gidd.errors import ConfigError, DataError
 
-_STEPS_AHEAD = 32
-"""Steps after which a window in object storage is needed when its blocks are requested."""
+_CONNECTIONS, _STEPS_AHEAD = 16, 32
+"""Blocks in object storage that are read at once, and how many steps before their window."""
 
 _ENDLESS = 1 << 40
 """Length of a `BatchSource`, in effect infinite: samples continue through the epochs."""
@@ -128,7 +128,8 @@ class BatchSource:
         ]
         self._has_given = any(source.has_given for source in self.sources)
         self._is_remote = any(is_url(source.shards[0].file) for source in self.sources)
-        self._reader: BlockReader | None = None  # has threads: made where batches are read
+        self._pool: ThreadPoolExecutor | None = None  # made in the process that reads batches
+        self._requested = set[tuple[BlockOrder, int]]()
 
     def __len__(self) -> int:
         return _ENDLESS
@@ -137,10 +138,7 @@ class BatchSource:
         """Return the arrays of a `Batch`; each token is copied once."""
         config, step = self.config, int(step)
         if self._is_remote:
-            self._reader = self._reader or BlockReader()
-            self._reader.read(
-                self._blocks(step), self._blocks(step + _STEPS_AHEAD, in_windows=True)
-            )
+            self._read_ahead(step)
         sample = step * config.global_batch + self._slots
         tokens = np.full((len(sample), config.length), config.pad_id, dtype=np.int64)
         given = np.zeros(tokens.shape if self._has_given else 0, dtype=np.bool_)
@@ -149,8 +147,8 @@ class BatchSource:
         for row, (order, first, end) in enumerate(zip(orders, firsts, ends, strict=True)):
             at = 0
             for document in range(first, end):
-                place = self.orders[order].locate(document)
-                shard, start, stop = self._window(*place, float(windows[row]))
+                shard, index = self.orders[order].locate(document)
+                start, stop = self._window(shard, index, float(windows[row]))
                 columns = slice(at, at := at + stop - start)
                 tokens[row, columns] = shard.tokens[start:stop]
                 segments[row, columns] = document - first
@@ -171,8 +169,8 @@ class BatchSource:
 
     def close(self) -> None:
         """Stop reading ahead."""
-        if self._reader is not None:
-            self._reader.close()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
     def _indices(self, step: int) -> Generator[tuple[int, Array, Array]]:
         """Yield each source with the samples of a step that it has, and their indices in it."""
@@ -184,15 +182,19 @@ class BatchSource:
                 yield source, mine, pace.index(step) + self._slots[mine] - start
             start = end
 
-    def _blocks(self, step: int, *, in_windows: bool = False) -> set[tuple[BlockOrder, int]]:
-        """Return the blocks of the samples of a step, or all blocks of their windows."""
-        blocks = set[tuple[BlockOrder, int]]()
-        for source, _, index in self._indices(step):
-            order = self.orders[source]
-            if isinstance(order, BlockOrder):
-                parts = order.open_blocks(index) if in_windows else order.rows(index)[0].tolist()
-                blocks.update((order, block) for block in parts)
-        return blocks
+    def _read_ahead(self, step: int) -> None:
+        """Start to read the blocks of windows that are needed some steps later, or now."""
+        self._pool = self._pool or ThreadPoolExecutor(_CONNECTIONS, "gidd-blocks")
+        blocks = {
+            (order, block)
+            for source, _, index in self._indices(step + _STEPS_AHEAD)
+            if isinstance(order := self.orders[source], BlockOrder)
+            for _, _, window, _ in order.windows(index)
+            for block in window.tolist()
+        }
+        for order, block in blocks - self._requested:
+            self._pool.submit(order.read, block)  # an error is raised when the block is needed
+        self._requested = blocks
 
     def _windows(self, sample: Array) -> Array:
         """Return the start of each sample's window, as a fraction in [0, 1) of all starts."""
@@ -200,17 +202,15 @@ class BatchSource:
         u = random_integers(self.config.seed, Stream.CROP, 0, torch.from_numpy(sample), position)
         return u[:, 0].numpy() / 2.0**UNIT_BITS
 
-    def _window(
-        self, shard: TokenShard, document: int, where: float
-    ) -> tuple[TokenShard, int, int]:
-        """Return the shard of a document, and start and end of the window of a sample in it."""
+    def _window(self, shard: TokenShard, document: int, where: float) -> tuple[int, int]:
+        """Return start and end of the window of a sample in a document."""
         start, stop = shard.bounds(document)
         spare = stop - start - self.config.length
         if spare > 0:
             is_chat = shard.given is not None  # a chat without its last answer is of no use
             start += spare if is_chat else min(int(where * (spare + 1)), spare)
             stop = start + self.config.length
-        return shard, start, stop
+        return start, stop
 
     def _require_valid_tokens(self, tokens: Array, sources: Array, documents: Array) -> None:
         if tokens.min() >= 0 and tokens.max() < self.config.vocab_size:
@@ -231,28 +231,6 @@ def order_of(shards: ShardSet, config: LoaderConfig, pace: Pace) -> DocumentOrde
     return DocumentOrder(shards, config.seed, packed_length, shuffle=is_shuffled)
 
 
-class BlockReader:
-    """Reads blocks in object storage into the cache, many at a time."""
-
-    def __init__(self) -> None:
-        self._now = ThreadPoolExecutor(16, "gidd-blocks")
-        self._later = ThreadPoolExecutor(8, "gidd-blocks-ahead")
-        self._requested = set[tuple[BlockOrder, int]]()
-
-    def read(self, now: set[tuple[BlockOrder, int]], later: set[tuple[BlockOrder, int]]) -> None:
-        """Read some blocks, and start to read others; errors of those are raised when needed."""
-        for order, block in later - self._requested - now:
-            self._later.submit(order.read, block)
-        self._requested = later
-        for future in [self._now.submit(order.read, block) for order, block in now]:
-            future.result()
-
-    def close(self) -> None:
-        """Drop what is not yet read."""
-        for pool in (self._now, self._later):
-            pool.shutdown(cancel_futures=True)
-
-
 class Loader:
     """Iterator over the batches of one rank, read ahead by a thread or by worker processes."""
 
@@ -270,7 +248,7 @@ class Loader:
     ) -> None:
         self.step = start
         """Step of the next batch: the complete state of the loader."""
-        source = BatchSource(shards, config, rank, num_ranks, paces)
+        self._source = source = BatchSource(shards, config, rank, num_ranks, paces)
         if num_workers:
             grain = import_grain()
             options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=read_ahead)
@@ -281,6 +259,12 @@ class Loader:
             )
         else:
             self._batches = _read_in_thread(source, start, read_ahead)
+
+    def epochs(self, step: int) -> dict[str, float]:
+        """Return the epochs that each source of a mixture has had before a step."""
+        pairs = zip(self._source.orders, self._source.paces, strict=True)
+        epochs = [pace.index(step) / order.size for order, pace in pairs]
+        return {f"epochs/{at}": of for at, of in enumerate(epochs)} if len(epochs) > 1 else {}
 
     def __iter__(self) -> Iterator[Batch]:
         return self

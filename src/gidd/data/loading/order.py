@@ -8,9 +8,10 @@ read different windows: so do ranks, whatever their number.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,39 +135,34 @@ class BlockOrder:
         first, _ = self.bounds(blocks)
         if self.packed_length is None:
             return first + rows, first + rows + 1
-        packed = [_packed_block(self, int(block)) for block in blocks]
+        packed = (_packed_block(self, block) for block in blocks.tolist())
         bounds = [rows[row : row + 2] for rows, row in zip(packed, rows, strict=True)]
         return first + [start for start, _ in bounds], first + [end for _, end in bounds]
 
     def rows(self, index: Array) -> tuple[Array, Array]:
         """Return the block of each sample, and its number in that block."""
-        epochs, rows = np.divmod(index, self.size)
-        blocks = np.empty_like(rows)
-        for epoch in np.unique(epochs):  # a step may contain the end of an epoch
-            mine = epochs == epoch
-            blocks[mine], rows[mine] = self._rows_of_epoch(rows[mine], int(epoch))
+        blocks, rows = np.empty_like(index), np.empty_like(index)
+        for mine, place, of_window, address in self.windows(index):
+            samples = self.num_samples(of_window)
+            ends = np.cumsum(samples)
+            place = shuffled(place, int(ends[-1]), self.seed, address, Stream.WINDOW)
+            position = np.searchsorted(ends, place, side="right")
+            blocks[mine] = of_window[position]
+            rows[mine] = place - (ends - samples)[position]
         return blocks, rows
 
-    def _rows_of_epoch(self, place: Array, epoch: int) -> tuple[Array, Array]:
-        place = in_lanes(place, self.size, self.pace.samples_at(epoch * self.size))
-        windows = np.searchsorted(_window_ends(self, epoch), place, side="right")
-        indices, inverse = np.unique(windows, return_inverse=True)
-        parts = zip(*(_window(self, epoch, index) for index in indices.tolist()), strict=True)
-        starts, blocks, stops, keys = (np.stack(part)[inverse] for part in parts)
-        value = _permute((place - starts).astype(np.uint64), stops[:, -1], keys.T).astype(np.int64)
-        at, position = np.arange(len(value)), (stops[:, 1:] <= value[:, None]).sum(1)
-        return blocks[at, position], value - stops[at, position]
-
-    def open_blocks(self, index: Array) -> set[int]:
-        """Return the blocks of the windows that samples are in."""
-        blocks = set[int]()
-        for epoch in np.unique(index // self.size).tolist():
-            place = index[index // self.size == epoch] % self.size
-            place = in_lanes(place, self.size, self.pace.samples_at(epoch * self.size))
-            windows = np.searchsorted(_window_ends(self, epoch), place, side="right")
-            for window in set(windows.tolist()):
-                blocks.update(_window(self, epoch, window).blocks.tolist())
-        return blocks - {-1}
+    def windows(self, index: Array) -> Generator[tuple[Array, Array, Array, int]]:
+        """Yield each window: its samples, their places in it, its blocks, and its address."""
+        epochs, places = np.divmod(index, self.size)
+        for epoch in np.unique(epochs).tolist():  # a step may contain the end of an epoch
+            place = in_lanes(places, self.size, self.pace.samples_at(epoch * self.size))
+            ends, width = _window_ends(self, epoch), self.window_blocks(epoch)
+            windows = np.where(epochs == epoch, np.searchsorted(ends, place, side="right"), -1)
+            for window in set(windows.tolist()) - {-1}:
+                mine, start = windows == window, ends[window - 1] if window else 0
+                numbers = np.arange(window * width, min((window + 1) * width, self.num_blocks))
+                blocks = shuffled(numbers, self.num_blocks, self.seed, epoch)
+                yield mine, place[mine] - start, blocks, epoch << 32 | window
 
     def locate(self, document: int) -> tuple[TokenShard, int]:
         """Return the tokens of the block of a document, and its index in them."""
@@ -196,16 +192,6 @@ class BlockOrder:
         return np.concatenate(counts)
 
 
-class _Window(NamedTuple):
-    start: int
-    """Its first sample in the epoch."""
-    blocks: NDArray[np.int64]
-    """-1 after the last."""
-    stops: NDArray[np.int64]
-    """Where the samples of its blocks begin, and end."""
-    keys: NDArray[np.uint64]
-
-
 @lru_cache(maxsize=8)
 def _window_ends(order: BlockOrder, epoch: int) -> NDArray[np.int64]:
     """Return the end of each window, in samples of the epoch."""
@@ -215,19 +201,6 @@ def _window_ends(order: BlockOrder, epoch: int) -> NDArray[np.int64]:
         samples = order.num_samples(shuffled(place, order.num_blocks, order.seed, epoch))
         sums.append(np.add.reduceat(samples, np.arange(0, len(samples), width)))
     return np.cumsum(np.concatenate(sums), dtype=np.int64)
-
-
-@lru_cache(maxsize=1 << 13)
-def _window(order: BlockOrder, epoch: int, index: int) -> _Window:
-    width, ends = order.window_blocks(epoch), _window_ends(order, epoch)
-    place = np.arange(index * width, min((index + 1) * width, order.num_blocks))
-    blocks = shuffled(place, order.num_blocks, order.seed, epoch)
-    samples = order.num_samples(blocks)
-    stops = np.full(width + 1, samples.sum())
-    stops[: len(blocks)] = np.cumsum(samples) - samples
-    keys = _keys(order.seed, epoch << 32 | index, Stream.WINDOW)
-    start = int(ends[index - 1]) if index else 0
-    return _Window(start, np.pad(blocks, (0, width - len(blocks)), constant_values=-1), stops, keys)
 
 
 @lru_cache(maxsize=1 << 13)
@@ -267,46 +240,36 @@ def _next_rows(sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     return np.maximum(following, np.arange(1, len(ends) + 1))
 
 
-def shuffled(place: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the sample at each `place` of an epoch's order; a permutation of 0 .. size - 1."""
-    if not 1 <= size < _LARGEST:
-        raise ConfigError(f"size must be between 1 and 2**62 samples, got {size}.")
-    keys = _keys(seed, epoch, Stream.SHUFFLE)[:, None]
-    return _permute(place.astype(np.uint64), np.array([size]), keys).astype(np.int64)
-
-
-def _keys(seed: int, address: int, stream: Stream) -> NDArray[np.uint64]:
-    key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    counter = (address & 0xFFFFFFFF, address >> 32, int(stream))
-    words = (philox((round_index, *counter), key) for round_index in range(_ROUNDS))
-    return np.array([(int(high) << 32) | int(low) for high, low, *_ in words], dtype=np.uint64)
-
-
-def _permute(
-    value: NDArray[np.uint64], size: NDArray[np.int64], keys: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
-    """Permute integers below `size`: one size and one column of keys for all values, or for each.
+def shuffled(
+    place: NDArray[np.int64], size: int, seed: int, epoch: int, stream: Stream = Stream.SHUFFLE
+) -> NDArray[np.int64]:
+    """Return the sample at each `place` of an epoch's order; a permutation of 0 .. size - 1.
 
     A Feistel network permutes the integers with the bit length of `size`. Results outside the
     range are permuted again until they are inside (cycle walking): below two times on average.
     """
-    bits = np.maximum(2, np.frexp((size - 1).astype(np.float64))[1]).astype(np.uint64)
-    result = _feistel(value, bits, keys)
-    while (outside := result >= size.astype(np.uint64)).any():
-        if len(size) > 1:
-            again = _feistel(result[outside], bits[outside], keys[:, outside])
-        else:
-            again = _feistel(result[outside], bits, keys)
-        result[outside] = again
-    return result
+    if not 1 <= size < _LARGEST:
+        raise ConfigError(f"size must be between 1 and 2**62 samples, got {size}.")
+    bits, keys = max(2, (size - 1).bit_length()), _keys(seed, epoch, stream)
+    result = _feistel(place.astype(np.uint64), bits, keys)
+    while (outside := result >= size).any():
+        result[outside] = _feistel(result[outside], bits, keys)
+    return result.astype(np.int64)
 
 
-def _feistel(
-    value: NDArray[np.uint64], bits: NDArray[np.uint64], keys: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
+@lru_cache(maxsize=1 << 12)
+def _keys(seed: int, epoch: int, stream: Stream) -> list[np.uint64]:
+    key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
+    counter = (epoch & 0xFFFFFFFF, epoch >> 32, int(stream))
+    words = (philox((round_index, *counter), key) for round_index in range(_ROUNDS))
+    return [np.uint64((int(high) << 32) | int(low)) for high, low, *_ in words]
+
+
+def _feistel(value: NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
     """Permute integers: the two halves of the bits are XORed in turn with a hash of the other."""
-    low_bits, unit = bits // np.uint64(2), np.uint64(1)
-    high_mask, low_mask = (unit << (bits - low_bits)) - unit, (unit << low_bits) - unit
+    low_bits = np.uint64(bits // 2)
+    high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
+    low_mask = np.uint64((1 << (bits // 2)) - 1)
     high, low = value >> low_bits, value & low_mask
     for round_index, key in enumerate(keys):
         if round_index % 2:
@@ -316,7 +279,7 @@ def _feistel(
     return (high << low_bits) | low
 
 
-def _mix(value: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix(value: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     """Hash a value by two multiplications modulo 2**64."""
     mixed = (value ^ key) * _MIX[0]
     mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIX[1]
