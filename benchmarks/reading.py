@@ -197,8 +197,8 @@ def scale(folder: Path) -> dict[str, Any]:
 def storage(folder: Path, seconds: float = 0.02) -> dict[str, Any]:
     """Measure requests and throughput of an S3 server, with 20 ms added to every request.
 
-    A step is a forward and a backward pass of a small DiT on 16 samples of 256 tokens. Blocks have 64 KiB, about 33
-    documents: with the 2 MiB of a run, requests are 32 times fewer.
+    A step is a forward and a backward pass of a small DiT on 16 samples of 256 tokens. Blocks have
+    64 KiB, about 33 documents: with the 2 MiB of a run, requests are 32 times fewer.
     """
     from support.object_storage import (  # pyright: ignore[reportMissingImports]
         Proxy,

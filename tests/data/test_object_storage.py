@@ -1,5 +1,6 @@
 """A real S3 server on loopback, and faults in between: the same batches as from local files."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,7 +22,9 @@ from support.training_runs import final_tensors, reported, tiny_run, train_here
 from gidd.cli import main
 from gidd.data import store
 from gidd.data.loading.loader import BatchSource, LoaderConfig, open_split
+from gidd.data.preparation.prepare import prepare
 from gidd.data.store import RemoteFile
+from gidd.data.tokenizers import byte_level
 from gidd.errors import ConfigError, DataError
 
 pytest.importorskip("s3fs", reason="part of gidd[s3]")
@@ -77,7 +80,7 @@ def test_batches_are_those_of_local_files_at_two_requests_a_block(storage, proxy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("packing", [pytest.param(False, marks=pytest.mark.long), True])
 def test_batches_with_faults(storage, proxy, packing):
     """Slow answers, 503, cut connections; listings are old, and never asked for."""
     folder, url, _ = storage
@@ -111,7 +114,7 @@ def test_an_object_of_another_size_is_refused_by_name(storage, proxy):
 
 def read_blocks(url: str, start: int) -> bytes:
     file = RemoteFile(f"{url}/train/00000.ds", "a" * 64, np.dtype(np.uint16), 2_000_000)
-    parts = [file.read(at, at + 1000)[:] for at in range(start, start + 100_000, 1000)]
+    parts = [file.read(at, at + 2500)[:] for at in range(start, start + 100_000, 2500)]
     return np.concatenate(parts).tobytes()
 
 
@@ -121,19 +124,19 @@ def test_the_cache_is_checked_bounded_and_shared(storage, proxy, tmp_path, monke
     with get_context("fork").Pool(3) as pool:  # the same ranges at the same time
         results = pool.starmap(read_blocks, [(url, 0)] * 3)
     assert results == [expected[:100_000].tobytes()] * 3
-    assert len(proxy.requests) == 100
+    assert len(proxy.requests) == 40
     cache = tmp_path / "cache"
     for damaged in list(cache.glob("?" * 64))[:7]:
         damaged.write_bytes(damaged.read_bytes()[:-40] + bytes(40))
     store._valid.clear()
     assert read_blocks(url, 0) == results[0]
-    assert len(proxy.requests) == 107
-    monkeypatch.setenv("GIDD_MAX_CACHE_BYTES", str(80_000))
+    assert len(proxy.requests) == 47
+    monkeypatch.setenv("GIDD_MAX_CACHE_BYTES", str(100_000))
     store._left.clear()
     for start in range(0, 500_000, 100_000):
         assert read_blocks(url, start) == expected[start : start + 100_000].tobytes()
         sizes = [file.stat().st_size for file in cache.iterdir() if file.is_file()]
-        assert not start or sum(sizes) <= 80_000
+        assert not start or sum(sizes) <= 100_000
 
 
 def test_settings_of_a_url_are_refused_by_name(storage):
@@ -145,6 +148,33 @@ def test_settings_of_a_url_are_refused_by_name(storage):
         with pytest.raises(ConfigError, match=rf"data\.{field}") as caught:
             run.check()
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_documents_are_prepared_from_a_bucket(storage, proxy, tmp_path):
+    """With faults: the shards of local files."""
+    (tmp_path / "texts").mkdir()
+    for name in ("a", "b"):
+        lines = [json.dumps({"text": f"document {k} of {name}. " * 20}) for k in range(300)]
+        (tmp_path / "texts" / f"{name}.jsonl").write_text("\n".join(lines))
+    url = upload(tmp_path / "texts", storage[2], "texts")
+    forget_connections()
+    proxy.fault = lambda count, path: FAULTS[count % len(FAULTS)]
+    for source, out in ((url, "remote"), (tmp_path / "texts", "local")):
+        prepare([source], byte_level(), tmp_path / out, quiet=True)
+    files = sorted((tmp_path / "local").glob("*/*.ds*"))
+    assert len(files) > 2
+    for file in files:
+        copy = tmp_path / "remote" / file.relative_to(tmp_path / "local")
+        assert copy.read_bytes() == file.read_bytes()
+
+
+def test_a_cache_that_is_too_small_is_refused(storage, proxy, monkeypatch):
+    monkeypatch.setenv("GIDD_MAX_CACHE_BYTES", "1000000")
+    with pytest.raises(
+        ConfigError, match=r"GIDD_MAX_CACHE_BYTES must be at least [\d,]+ .* got 1,"
+    ):
+        BatchSource(open_split(storage[1]), CONFIG)
 
 
 @pytest.mark.slow

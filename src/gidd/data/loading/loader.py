@@ -9,6 +9,7 @@ number of ranks, start at the next.
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +25,14 @@ from gidd.common.config.allowed import integer, problems_of, require_none
 from gidd.common.optional import optional_package
 from gidd.common.urls import is_url
 from gidd.data.batch import Batch
-from gidd.data.loading.order import BLOCK_BYTES, BlockOrder, DocumentOrder, Pace, Shuffle
+from gidd.data.loading.order import (
+    BLOCK_BYTES,
+    LANE_SAMPLES,
+    BlockOrder,
+    DocumentOrder,
+    Pace,
+    Shuffle,
+)
 from gidd.data.loading.shards import (
     Array,
     ShardSet,
@@ -35,6 +43,7 @@ from gidd.data.loading.shards import (
 )
 from gidd.data.manifest import DataManifest
 from gidd.data.processes import follow_parent
+from gidd.data.store import CACHE_BYTES
 from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
 from gidd.errors import ConfigError, DataError
 
@@ -128,6 +137,8 @@ class BatchSource:
         ]
         self._has_given = any(source.has_given for source in self.sources)
         self._is_remote = any(is_url(source.shards[0].file) for source in self.sources)
+        if self._is_remote:
+            self._require_cache()
         self._pool: ThreadPoolExecutor | None = None  # made in the process that reads batches
         self._requested = set[tuple[BlockOrder, int]]()
 
@@ -181,6 +192,19 @@ class BatchSource:
             if mine.any():
                 yield source, mine, pace.index(step) + self._slots[mine] - start
             start = end
+
+    def _require_cache(self) -> None:
+        """Refuse a cache that is smaller than the windows that the ranks of a machine have open."""
+        lanes, limit = -(-len(self._slots) // LANE_SAMPLES) + 1, CACHE_BYTES.value * 3 // 4
+        orders = [order for order in self.orders if isinstance(order, BlockOrder)]
+        blocks = sum(min(lanes * order.window_blocks(0), order.num_blocks) for order in orders)
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if (size := blocks * self.config.block_bytes * ranks) > limit:
+            raise ConfigError(
+                f"{CACHE_BYTES.variable} must be at least {size * 4 // 3:,} for the windows that "
+                f"{ranks} ranks of a machine read at the same time, got {CACHE_BYTES.value:,}. "
+                "Raise it, or use more machines or a smaller train.global_batch."
+            )
 
     def _read_ahead(self, step: int) -> None:
         """Start to read the blocks of windows that are needed some steps later, or now."""
