@@ -45,6 +45,7 @@ from gidd.models import Denoiser, DiT, DiTConfig
 from gidd.vocab import Vocab
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+NETWORK: dict[str, Any] = {"width": 64, "num_layers": 2, "num_heads": 2, "time_width": 16}
 ORDERS: dict[str, dict[str, Any]] = {
     "none": {"shuffle": "none"},
     "full": {"shuffle": "full"},
@@ -118,7 +119,7 @@ def losses(
     ends = np.arange(1, num + 1, dtype=np.uint64) * length
     shards = ShardSet([TokenShard("a.ds", rows[:num].ravel(), ends)])
     held_out, schedule = torch.from_numpy(rows[num:].astype(np.int64)), HybridSchedule(vocab, 0.1)
-    network = DiTConfig.micro(vocab.size, length)
+    network = DiTConfig(vocab_size=vocab.size, max_length=length, **NETWORK)
 
     def loss_of(denoiser: Denoiser, x: torch.Tensor, seed: int, step: int) -> torch.Tensor:
         slot = torch.arange(len(x))
@@ -212,10 +213,11 @@ def storage(folder: Path, seconds: float = 0.02) -> dict[str, Any]:
         upload,
     )
 
-    batch, length, steps, data = 16, size(256, 16), size(400, 4), folder / "data"
+    batch, length, steps, data = 16, size(256, 16), size(150, 4), folder / "data"
     synthetic_folder(data, 2, size(5000, 40))
     vocab = Vocab(259, mask_id=258)
-    denoiser = Denoiser(DiT(DiTConfig.micro(259, length)), vocab)
+    network = DiTConfig(vocab_size=259, max_length=length, **NETWORK)
+    denoiser = Denoiser(DiT(network), vocab)
 
     def read(where: Any, block_bytes: int, *, trains: bool) -> float:
         config = LoaderConfig(

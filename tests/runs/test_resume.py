@@ -75,7 +75,7 @@ def test_resume_is_exact_to_the_last_bit(data, undisturbed, tmp_path):
         assert torch.equal(ours[name], tensor), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_resume_by_blocks_is_exact_on_other_numbers_of_ranks(data, tmp_path):
     """The samples, and so the losses, of blocks and windows, over several epochs."""
     run = resumable(data, save_every=15)
