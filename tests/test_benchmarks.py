@@ -32,7 +32,7 @@ OTHERS = {
 """Scripts that are run by another test, at the size of the documents."""
 
 SCRIPTS = sorted({path.stem for path in FOLDER.glob("*.py")} - PARTS - set(OTHERS))
-LONG = {"compiled_kernels", "document_memory", "roofline", "serving"}
+LONG = {"compiled_kernels", "document_memory", "reading", "roofline", "serving"}
 """Scripts that start processes, trace or compile, which takes more than five seconds."""
 
 OPTIONS = {
@@ -54,6 +54,7 @@ QUOTED = {
     "instructions": "masked-0 hybrid-1 lora-masked lora-hybrid sampled guided corrected",
     "loss": "ratio_float32 ratio_masked memory_ratio",
     "optimizers": "train_loss nelbo nelbo_se seconds_per_step",
+    "reading": "quality losses scale storage",
     "samplers": "tv tv_error nats forward_passes",
     "sampling": "start_self_accuracy literal_self_accuracy batched_self_accuracy batched_calls",
     "sampling_distributions": "bigram_tv forbidden nats",
