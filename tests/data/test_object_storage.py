@@ -200,7 +200,7 @@ def test_two_ranks_under_torchrun(storage, proxy, tmp_path):
     sizes += " --backbone.width 32 --backbone.num-layers 1 --backbone.num-heads 2"
 
     def train(out: str, where: str, steps: int) -> None:
-        words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+        words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
         words += ["-m", "gidd.cli", "train", "nano", "--data.folder", where, *sizes.split()]
         words += ["--out", str(tmp_path / out), "--train.steps", str(steps), "--quiet"]
         subprocess.run([sys.executable, *words], check=True)
