@@ -101,7 +101,7 @@ def require_same_training(before: RunConfig, now: RunConfig) -> list[str]:
     # with a prepared folder, these are not read
     allowed = MAY_CHANGE_ON_RESUME | set(_PREPARED if new["data"]["folder"] else ())
     allowed |= before.without_effect().keys()
-    if now.data.folder is None and now.data.prepared == before.data.prepared:
+    if now.data.folder is None and now.data.prepared == before.data.prepared != ():
         allowed |= {"data.sources"}  # of a mixture: only its weights differ
     if refused := "\n  ".join(line for name, line in lines.items() if name not in allowed):
         raise ConfigError(
