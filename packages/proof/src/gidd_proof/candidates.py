@@ -234,9 +234,7 @@ class CandidateFinder(NamedTuple):
                 around = Surroundings.of(match.string, *match.span())
                 yield Place(*match.span(), candidates, begins, around, self.has_capitals, was)
 
-    def _in_case(
-        self, written: str, word: str, begins: bool, *, is_listed: bool = False
-    ) -> str:
+    def _in_case(self, written: str, word: str, begins: bool, *, is_listed: bool = False) -> str:
         """Return a word in the case that the found one should have."""
         if "’" in written:
             word = word.replace("'", "’")
