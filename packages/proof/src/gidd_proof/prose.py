@@ -37,6 +37,10 @@ NEIGHBOUR: Final = 0.5
 FOREIGN: Final = 3.0
 """Least log odds of a sentence that is not English."""
 
+FOREIGN_PER_WORD: Final = 0.25
+"""What is added for each word above eight if no language has two of the words: mistakes and names
+look like another language."""
+
 _END: Final = re.compile(r"(?:[.!?](?!\S)|\n)\s*")
 _CLAUSE_END: Final = re.compile(r"(?:[.!?:;](?!\S)|\n)\s*")
 _WORD: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
@@ -112,10 +116,16 @@ def read_languages(text: str, words: WordList) -> list[Sentence]:
         if "\n\n" not in text[max(0, start - 9) : start]:
             odds[i] += NEIGHBOUR * scores[i + 1]
             odds[i + 1] += NEIGHBOUR * scores[i]
-    return [
-        Sentence(*span, _other_language(text[slice(*span)]) if value > FOREIGN else "en English")
-        for span, value in zip(spans, odds, strict=True)
-    ]
+    sentences: list[Sentence] = []
+    for (start, stop), value in zip(spans, odds, strict=True):
+        language, num_words = (
+            _other_language(text[start:stop]),
+            len(_WORD.findall(text, start, stop)),
+        )
+        least = FOREIGN + (0 if language else FOREIGN_PER_WORD * max(0, num_words - 8))
+        language = language if value > least else "en English"
+        sentences.append(Sentence(start, stop, language))
+    return sentences
 
 
 def foreign_spans(text: str, words: WordList) -> list[Span]:
