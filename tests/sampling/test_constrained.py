@@ -13,6 +13,7 @@ from support.random_requests import FIXERS, is_defined, random_request
 from support.sampling_worlds import chi_square_p, counts, random_denoiser, tabulated
 
 from gidd.diffusion.process import noise_at, posterior, prior
+from gidd.diffusion.randomness import Stream
 from gidd.diffusion.schedules import HybridSchedule, MaskedSchedule, UniformSchedule
 from gidd.diffusion.times import even_times
 from gidd.errors import ConfigError, DataError
@@ -331,7 +332,7 @@ def is_accepted(automaton: Automaton, tokens) -> bool:
     return state is not None and bool(automaton.is_accepting[state])
 
 
-def definition(x_theta, schedule, z, t, constraint, given=()):
+def definition(x_theta, schedule, z, t, constraint, given=(), ignored=()):
     """Return all texts, and P(x | z, accepted) without and with the factor of each own token."""
     texts = torch.tensor(list(product(range(FIVE.size), repeat=LENGTH)))
     place = slice(constraint.start, constraint.stop)
@@ -340,6 +341,8 @@ def definition(x_theta, schedule, z, t, constraint, given=()):
     position = range(LENGTH)
     own = x_theta[position, texts]
     evidence = alpha * (texts == z[0]) + noise
+    if len(ignored):
+        evidence[:, ignored] = 1.0
     for i in given:
         own[:, i], evidence[:, i] = (texts[:, i] == z[0, i]).double(), 1.0
     joint = (own * evidence).prod(-1) * torch.tensor(accepted)
@@ -401,7 +404,26 @@ def test_drawn_texts_follow_their_joint_distribution(seed):
     tokens = torch.where(state.free, rows.drawn.dense.argmax(-1), state.tokens)
     index = (tokens * FIVE.size ** torch.arange(LENGTH - 1, -1, -1)).sum(-1)
     observed = torch.bincount(index, minlength=len(joint)).double()
-    constraint = case[2].constraints[0]
+    assert_frequencies(case[2].constraints[0], observed, joint)
+
+
+@pytest.mark.parametrize("seed", few(range(20, 32), every=4))
+def test_some_positions_are_drawn_together_given_the_others(seed):
+    """As `Gibbs` draws them: their own tokens do not matter, and all others do."""
+    schedule, network, request, z, t, given, *_ = random_case(seed)
+    rng, constraint = random.Random(seed), request.constraints[0]
+    where = torch.tensor([i not in given and rng.random() < 0.6 for i in range(LENGTH)])
+    rows, state = constrained_rows(schedule, network, request, z, t, given, num=2000)
+    token, _ = rows.draw(state.random(Stream.TOKEN), where.expand_as(state.free))
+    x_theta = network.x_theta(z, t)[0]
+    texts, joint, _ = definition(x_theta, schedule, z, t, constraint, given, where)
+    place = FIVE.size ** torch.arange(LENGTH - 1, -1, -1) * where
+    expected = torch.zeros_like(joint).index_add(0, (texts * place).sum(-1), joint)
+    drawn = torch.bincount((token * place).sum(-1), minlength=len(joint)).double()
+    assert_frequencies(constraint, drawn, expected)
+
+
+def assert_frequencies(constraint: Constraint, observed, joint) -> None:
     inside = torch.zeros(LENGTH, dtype=torch.bool)
     inside[constraint.start : constraint.stop] = True
     if not inside.all():  # positions outside keep x_theta, so only those inside are compared

@@ -197,15 +197,15 @@ def build_constraints(
     only = 0 if len(blanks) == 1 else -1
     texts_of = choices if isinstance(choices, Mapping) else {only: choices}
     patterns = pattern if isinstance(pattern, Mapping) else {only: pattern} if pattern else {}
-    for name, by_blank, kind, example in (
-        ("choices", texts_of, (list, tuple), "a list"),
-        ("pattern", patterns, str, "a regular expression"),
+    for name, got, by_blank, kind, example in (
+        ("choices", choices, texts_of, (list, tuple), "a list"),
+        ("pattern", pattern, patterns, str, "a regular expression"),
     ):
         is_of_kind = all(isinstance(value, kind) for value in by_blank.values())
         if not is_of_kind or not by_blank.keys() <= set(range(len(blanks))):
             raise ConfigError(
                 f"{name} must be {example} for a template of one blank, or by the index of a "
-                f"blank, {{0: ...}}, got {shorten(by_blank)} for {len(blanks)} blanks."
+                f"blank, {{0: ...}}, got {shorten(got)} for {len(blanks)} blanks."
             )
     if both := texts_of.keys() & patterns.keys():
         raise ConfigError(f"blank {min(both)} must have choices or a pattern, got both.")

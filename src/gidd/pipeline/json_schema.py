@@ -58,7 +58,10 @@ def schema_pattern(schema: object) -> str:
         raise ConfigError(f"schema must be a JSON Schema, got {shorten(schema)}.") from error
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"schema must have at most {MAX_CHARACTERS:,} characters of JSON.")
-    pattern = _Schema(schema).pattern(schema, 0, "schema")
+    try:
+        pattern = _Schema(schema).pattern(schema, 0, "schema")
+    except RecursionError as error:
+        raise ConfigError("schema must have fewer parts inside of each other.") from error
     if pattern is None:
         raise ConfigError(
             f"schema must have a value with at most {_MAX_DEPTH} objects and arrays inside of each "
@@ -94,7 +97,11 @@ class _Schema:
                 return self._values(values, schema.get("type"), f"{path}.{name}")
         types = schema.get("type", [kind for kind in _TYPES if kind != "integer"])
         types = [types] if isinstance(types, str) else types
-        if not isinstance(types, list) or not types or not all(t in _TYPES for t in types):
+        if (
+            not isinstance(types, list)
+            or not types
+            or any(type(t) is not str or t not in _TYPES for t in types)
+        ):
             raise ConfigError(f"{path}.type must be of {', '.join(_TYPES)}, got {shorten(types)}.")
         self._only(schema, {"type"}.union(*(_KEYWORDS.get(kind, set()) for kind in types)), path)
         if "type" not in schema:  # any value: what it contains is not much deeper
@@ -135,7 +142,8 @@ class _Schema:
         return self._either(parts)
 
     def _values(self, values: Any, kinds: Any, path: str) -> str:
-        kinds = list(_TYPES) if kinds is None else [kinds] if isinstance(kinds, str) else kinds
+        kinds = list(_TYPES) if kinds is None else kinds if isinstance(kinds, list) else [kinds]
+        kinds = [kind for kind in kinds if isinstance(kind, str)]
         values = values if isinstance(values, list) else []
         typed = [
             value
@@ -210,7 +218,7 @@ class _Schema:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required, list):
             raise ConfigError(f"{path} must have an object of properties and a list of required.")
-        if missing := [name for name in required if name not in properties]:
+        if missing := [n for n in required if not isinstance(n, str) or n not in properties]:
             raise ConfigError(f"{path}.required must be in properties, got {shorten(missing)}.")
         members: list[tuple[str, bool]] = []
         further = schema.get("additionalProperties", True)
