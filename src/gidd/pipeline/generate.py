@@ -345,10 +345,10 @@ async def build_generations(
         candidates = [(samples[k].tokens,) for k in of]
         read = await read_candidates(session, [requests[k] for k in of], candidates)
         for k, (log_p, log_accepted) in zip(of, read, strict=True):
-            own = torch.zeros(len(log_p), dtype=torch.bool)
+            is_new = torch.zeros(len(log_p), dtype=torch.bool)
             for constraint in requests[k].constraints:  # to the first stop token, if there is one
-                own[constraint.start : min(constraint.stop, len(samples[k].text) + 1)] = True
-            logs[k] = float(log_p[own].sum()) - log_accepted, log_accepted
+                is_new[constraint.start : min(constraint.stop, len(samples[k].text) + 1)] = True
+            logs[k] = float(log_p[is_new].sum()) - log_accepted, log_accepted
     confidences = [tuple(frame.probability.tolist()) for frame in scored] or [None] * len(samples)
     return [
         Generation(
