@@ -28,7 +28,7 @@ from gidd.diffusion.schedule import TINY, MixingSchedule, Times
 from gidd.errors import ConfigError, DataError
 from gidd.sampling.automaton import Automaton, Trellis
 from gidd.sampling.predict import Predict, Rows
-from gidd.sampling.state import State
+from gidd.sampling.state import State, time_dtype
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
@@ -169,14 +169,17 @@ class Constrained:
         rows = self._predict(state, t, where | needed & state.free)
         if new:
             classes, z = Classes(new, where), observed.flatten()
+            dtype = time_dtype(where.device)
 
             def read_classes(p: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-                mass = p.new_zeros(len(p), classes.num_columns, dtype=torch.float64)
-                return mass.scatter_add_(1, classes.of(i), p.double()), at(p, z[i])
+                mass = p.new_zeros(len(p), classes.num_columns, dtype=dtype)
+                return mass.scatter_add_(1, classes.of(i), p.to(dtype)), at(p, z[i])
 
             mass, current = rows.read(read_classes)
             noise, alpha = noise_at(self.schedule, t, observed), self.schedule.alpha(t)
-            columns = torch.stack([current.double(), noise.double(), state.protected.double()], -1)
+            columns = torch.stack(
+                [current.to(dtype), noise.to(dtype), state.protected.to(dtype)], -1
+            )
             numbers = torch.cat([columns, mass], -1).cpu().numpy()
             for region in new:
                 place = region.row, region.positions
@@ -289,7 +292,8 @@ class ConstrainedRows(Rows):
             scale = (rest + weights.alone).max(-1, keepdims=True)
             is_read, part = trellis.is_read, np.exp(rest - scale)
             factors[region.row, region.positions, : num_classes + 1][is_read] = part[is_read]
-        return torch.from_numpy(factors).to(self.tokens.device).flatten(0, 1)
+        device = self.tokens.device
+        return torch.from_numpy(factors).to(time_dtype(device)).to(device).flatten(0, 1)
 
     def draw(
         self, u: Int[Tensor, "B L"] | None, where: Bool[Tensor, "B L"] | None = None
@@ -314,7 +318,8 @@ class ConstrainedRows(Rows):
         totals = np.zeros(len(self.tokens))
         for region, weights in self._weights:
             totals[region.row] += region.trellis.log_total(weights.alone)
-        return torch.from_numpy(totals).to(self.tokens.device)
+        device = self.tokens.device
+        return torch.from_numpy(totals).to(time_dtype(device)).to(device)
 
     @property
     def drawn(self) -> Rows:
@@ -406,7 +411,7 @@ class ReadCandidates:
         constrained = isinstance(rows, ConstrainedRows)
         unconstrained = rows.source if constrained else rows
         (p,) = unconstrained.read(lambda p, i: (p.gather(1, table[i % length]),))
-        log_p = torch.where(state.free[..., None], p.double().clamp_min(TINY).log(), 0)
+        log_p = torch.where(state.free[..., None], p.clamp_min(TINY).log(), 0)
         total = rows.log_accepted if constrained else torch.zeros_like(t)
         return state._replace(values=(log_p, total[:, None].expand(state.tokens.shape)))
 
