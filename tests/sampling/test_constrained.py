@@ -90,7 +90,7 @@ def assert_chosen(sample) -> None:
 CASES = [(n, step) for n in NOISES for step in STEPS if is_defined(STEPS[step], NOISES[n])]
 
 
-@pytest.mark.parametrize("case", few(CASES, every=2), ids="-".join)
+@pytest.mark.parametrize("case", few(CASES, every=4), ids="-".join)
 def test_every_sample_has_one_of_the_options(case):
     noise, step = case
     plan = sampling_plan(even_times(5), STEPS[step])
@@ -120,7 +120,7 @@ def test_a_step_reads_the_slots_of_its_own_requests_only():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "noise"), few(FIXERS, ["hybrid", "uniform"], every=2))
+@pytest.mark.parametrize(("name", "noise"), few(FIXERS, ["hybrid", "uniform"], every=3))
 def test_correctors_keep_an_option(noise, name):
     session = Session(MODEL, NOISES[noise])
     for fixer in FIXERS[name]:
