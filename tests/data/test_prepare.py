@@ -225,7 +225,7 @@ def bytes_read(monkeypatch) -> list[int]:
             raise NotImplementedError
 
     monkeypatch.setattr(
-        formats._File, "_raw", lambda self, from_start: io.BufferedReader(Counted(self.path))
+        formats._File, "_raw", lambda self, *_: io.BufferedReader(Counted(self.path))
     )
     return sizes
 

@@ -83,9 +83,9 @@ class _File(Documents):
         return 1
 
     @contextmanager
-    def _open(self, *, from_start: bool) -> Generator[Any]:
+    def _open(self, *, from_start: bool, length: int = sys.maxsize) -> Generator[Any]:
         """Open the file, decompressed; any error of the block is raised as a `DataError`."""
-        with remote.wrap_errors(self.name, FIX_FILE), self._raw(from_start) as file:
+        with remote.wrap_errors(self.name, FIX_FILE), self._raw(from_start, length) as file:
             if self.name.endswith(".gz"):
                 yield GzipFile(fileobj=file)
             elif self.name.endswith(".bz2"):
@@ -96,10 +96,10 @@ class _File(Documents):
             else:
                 yield file
 
-    def _raw(self, from_start: bool) -> Any:
+    def _raw(self, from_start: bool, length: int) -> Any:
         _require_regular_file(self.path)  # again: it may have been replaced since it was found
         if is_url(self.path):
-            return remote.open_url(self.path, from_start=from_start)
+            return remote.open_url(self.path, from_start=from_start, length=length)
         return Path(self.path).open("rb")
 
 
@@ -153,7 +153,7 @@ class _JsonLines(_File):
     def _lines(self, start: int, stop: int) -> Iterator[tuple[int | str, bytes]]:
         """Yield the lines that begin in bytes start .. stop - 1, and their numbers or places."""
         longest = DOCUMENT_BYTES.value
-        with self._open(from_start=True) as file:
+        with self._open(from_start=True, length=stop - start) as file:
             position, data = start, b"\n"
             if start:  # a line that begins before belongs to the range before
                 position, data = file.seek(start - 1), b""
