@@ -23,13 +23,14 @@ from gidd.common.config.components import component
 from gidd.common.devices import acting_as
 from gidd.data.batch import Batch
 from gidd.data.corpora import CORPORA
+from gidd.data.loading.order import BLOCK_BYTES, LANE_SAMPLES
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import character_level
 from gidd.errors import ConfigError
 from gidd.models import DiT
 from gidd.planning import DEVICES, Assumptions, Device, RunPlan, plan_run
 from gidd.planning.counters import Collective
-from gidd.planning.data_cost import BLOCK_BYTES, LANE_SAMPLES, data_cost
+from gidd.planning.data_cost import data_cost
 from gidd.planning.run_plan import checkpoint_cost, failures, traffic, vocab_size_of
 from gidd.planning.step_trace import RankBatch, StepTrace, follow_cuda_autocast, trace_in_child
 from gidd.runs.presets import PRESETS, hybrid
@@ -202,7 +203,7 @@ def test_reads_are_those_of_the_samples_and_of_the_blocks_of_their_lanes():
     read_by_machines = len(machines) / (samples // LANE_SAMPLES)
     rate = 2 * length * samples
     assert blocks["bytes_per_second"] == read_by_machines * rate
-    assert blocks["reads_per_second"] == read_by_machines * rate / BLOCK_BYTES
+    assert blocks["reads_per_second"] == 2 * read_by_machines * rate / BLOCK_BYTES
     assert blocks["rank_bytes_per_second"] * ranks == read_by_ranks * rate
     assert full["NFS"] == {"limit": "reads", "fraction": samples / 10e3}
     assert full["local disk"] == {"limit": "capacity", "fraction": 2 / 7.68}

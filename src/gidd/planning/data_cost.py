@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from gidd.data.loading.order import BLOCK_BYTES, LANE_SAMPLES
 from gidd.planning.hardware import Assumptions
 from gidd.planning.step_trace import RankBatch
 
-BLOCK_BYTES = 2 << 20  # that the order by blocks reads at once
-LANE_SAMPLES = 8  # consecutive samples of a step that come from the same blocks
+_READS_PER_BLOCK = 2  # tokens and index
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def data_cost(
     readers = min(ranks, -(-LANE_SAMPLES // batch.samples))
     copies = -(-readers // assumptions.ranks_per_machine)
     rate = speed["data_bytes_per_second"]
-    samples, blocks = speed["tokens_per_second"] / length, rate / BLOCK_BYTES
+    samples, blocks = speed["tokens_per_second"] / length, _READS_PER_BLOCK * rate / BLOCK_BYTES
     reading = {
         "full shuffle": _reads(samples, rate, 1, 1, ranks),
         "blocks": _reads(blocks, rate, copies, readers, ranks),
