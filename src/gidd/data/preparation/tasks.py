@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -297,17 +297,15 @@ def _read(parts: Iterable[Part]) -> Iterator[tuple[str, str]]:
 
 def hold_out(work: Work, shard: ShardRecord, documents: int) -> Mapping[str, ShardRecord]:
     """Move the last documents of a task from its training shard to a validation shard."""
-    border, shards = shard.documents - documents, dict[str, ShardRecord]()
-    ranges = {VALIDATION: (border, shard.documents), TRAIN: (0, border)}
-    for split, (start, stop) in ranges.items():
-        if start < stop:
-            (work.out / split).mkdir(exist_ok=True)
-            batches = _encoded_of(work, start, stop)
-            shards[split] = _write_shard(work, split, batches, lambda documents: None)
-    if TRAIN not in shards:
+    (work.out / VALIDATION).mkdir(exist_ok=True)
+    if documents == shard.documents:
         for file in shard.files(work.dtype):
-            (work.out / file).unlink()
-    return work.finish(shards)
+            (work.out / file).rename(work.out / VALIDATION / Path(file).name)
+        return work.finish({VALIDATION: replace(shard, file=work.file(VALIDATION))})
+    border, end = shard.documents - documents, shard.documents
+    held_out = _write_shard(work, VALIDATION, _encoded_of(work, border, end), lambda tasks: None)
+    rest = _write_shard(work, TRAIN, _encoded_of(work, 0, border), lambda tasks: None)
+    return work.finish({TRAIN: rest, VALIDATION: held_out})
 
 
 def finished(work: Work) -> Mapping[str, ShardRecord] | None:
