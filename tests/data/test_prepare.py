@@ -8,6 +8,7 @@ import logging
 import random
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,7 +21,8 @@ from support.preparing import contents, joined, lines, read_back, texts, write_c
 from support.tokenizer_kinds import KINDS
 
 from gidd.common.files import sha256
-from gidd.data.corpora import CORPORA, formats
+from gidd.data.corpora import CORPORA, Corpus, formats
+from gidd.data.corpora.documents import Documents
 from gidd.data.corpora.formats import find_documents
 from gidd.data.manifest import DataManifest, Split, verify
 from gidd.data.preparation.prepare import prepare, start_preparation
@@ -588,6 +590,34 @@ def test_sources_that_are_not_there_are_named(tokenizer, tmp_path):
 def test_settings_out_of_range_are_refused(corpus, tokenizer, tmp_path, settings, message):
     with pytest.raises((ConfigError, DataError), match=message):
         prepare([corpus], tokenizer, tmp_path, quiet=True, **settings)
+
+
+def test_a_corpus_without_documents_is_refused_and_beside_others_it_is_not(tokenizer, tmp_path):
+    class NoDocuments(Documents):
+        name = "nothing"
+
+        def stamp(self) -> list[int]:
+            return [0]
+
+        def count(self) -> int:
+            return 0
+
+        def read(self, start: int, stop: int) -> Iterator[str]:
+            yield from ()
+
+    class Parts(Corpus):
+        name = "parts"
+        parts: tuple[Documents, ...] = (NoDocuments(),)
+
+        def documents(self) -> list[Documents]:
+            return list(self.parts)
+
+    with pytest.raises(DataError, match="parts: there is no document"):
+        prepare(Parts(), tokenizer, tmp_path / "out", quiet=True)
+    (tmp_path / "a.jsonl").write_bytes(GOOD * 5)
+    Parts.parts = (NoDocuments(), *find_documents(tmp_path / "a.jsonl"), NoDocuments())
+    made = prepare(Parts(), tokenizer, tmp_path / "out2", tasks=2, quiet=True)
+    assert made.splits["train"].documents == 5
 
 
 def test_a_mistake_can_be_fixed_in_the_same_folder(tokenizer, tmp_path):

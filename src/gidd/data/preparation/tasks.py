@@ -193,7 +193,8 @@ def load_or_create_plan(
     if not any(size for _, size, *_ in settings["documents"]):
         raise no_documents(notes["sources"])
     plan = settings | notes | {"extents": [source.extent() for source in documents]}
-    tasks_of(plan)  # raises on invalid settings before they are recorded
+    if not tasks_of(plan):  # raises on invalid settings before they are recorded
+        raise no_documents(notes["sources"])
     write_json(path, plan, MANIFEST_BYTES)
     return plan
 
@@ -209,7 +210,7 @@ def tasks_of(plan: dict[str, Any]) -> list[tuple[int, list[Range]]]:
     if num_tasks is not None and num_tasks < 1:
         raise ConfigError(f"tasks must be at least 1, got {num_tasks}. Omit it to use the default.")
     stored = [size if size >= 0 else _BYTES_PER_TASK for _, size, *_ in plan["documents"]]
-    sizes = list(map(max, stored, extents))
+    sizes = [max(1, *pair) for pair in zip(stored, extents, strict=True)]
     return make_tasks(sizes, extents, num_tasks or max(8, math.ceil(sum(sizes) / _BYTES_PER_TASK)))
 
 
