@@ -17,17 +17,21 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import grain
 import numpy as np
 import torch
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 from script import parser_of, size
 
 from gidd.data.corpora import resolve
 from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig
 from gidd.data.loading.shards import ShardSet, open_shard
 from gidd.data.preparation.prepare import prepare
-from gidd.data.tokenizers import gpt2
+from gidd.data.tokenizers import byte_level, gpt2
 from gidd.diffusion.loss import fused_loss
 from gidd.diffusion.process import noise
 from gidd.diffusion.randomness import Stream, random_integers
@@ -67,6 +71,42 @@ def tokenizing(folder: Path) -> dict[str, float]:
         "tokenize_ratio": seconds["encode_batch"] / seconds["prepare"],
         "prepare_megabytes_per_second": num_bytes / 1e6 / seconds["prepare"],
     }
+
+
+class CountedFile(AbstractBufferedFile):
+    """A file that is fetched by ranges, as file systems of object stores do."""
+
+    fetched = 0
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        with Path(self.path).open("rb") as file:
+            file.seek(start)
+            data = file.read(end - start)
+        CountedFile.fetched += len(data)
+        return data
+
+
+class CountedFileSystem(LocalFileSystem):
+    """Local files, fetched by ranges."""
+
+    protocol = "counted"
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> CountedFile:
+        return CountedFile(self, path, mode, **options)
+
+
+def reading_sources(folder: Path, num_bytes: int = size(64 << 20, 1 << 20)) -> dict[str, float]:
+    """Measure the bytes that are read to prepare a file, as a ratio of its size."""
+    fsspec.register_implementation("counted", CountedFileSystem, clobber=True)
+    source, line = folder / "pages.jsonl", json.dumps({"text": "and so on", "more": "x" * 2000})
+    source.write_text(f"{line}\n" * (num_bytes // len(line)))
+    ratios: dict[str, float] = {}
+    for tasks in (1, 8, 64):
+        CountedFile.fetched = 0
+        out = folder / str(tasks)
+        prepare([f"counted://{source}"], byte_level(), out, tasks=tasks, quiet=True)
+        ratios[f"source_bytes_{tasks}_tasks"] = CountedFile.fetched / source.stat().st_size
+    return ratios
 
 
 def synthetic_shard(folder: Path, documents: int, length: int) -> Path:
@@ -153,7 +193,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     as_json = parser.parse_args().json
     results: dict[str, float] = {}
-    for measure in (tokenizing, opening, reading, fraction_of_a_step):
+    for measure in (tokenizing, reading_sources, opening, reading, fraction_of_a_step):
         with tempfile.TemporaryDirectory() as folder:
             results |= measure(Path(folder))
     print("| figure | value |\n| --- | --- |")

@@ -106,6 +106,7 @@ data prepare missing.txt --out o --tokenizer bytes | missing.txt
 data prepare a.csv --out o --tokenizer bytes | a.csv
 data prepare a.txt --out o --tokenizer bytes --tasks 0 | tasks
 data prepare a.txt --out o --tokenizer gpt2 --executor slurm | partition
+data prepare a.txt --out o --tokenizer bytes --executor ray --workers 2 | --workers
 data prepare a.txt --out o | --tokenizer
 data prepare a.txt --out o --tokenizer a/b/c | a/b/c is neither
 data prepare | required

@@ -147,9 +147,9 @@ def test_a_manifest_must_be_a_small_file(tmp_path):
 
 
 PLANS: dict[str, tuple[Callable[[Any], None], str]] = {
-    "counts": (put(("counts",), 20), "counts"),
-    "counts, negative": (put(("counts",), [-20]), "counts"),
-    "counts, two": (put(("counts",), [10, 10]), "other counts"),
+    "extents": (put(("extents",), 20), "extents"),
+    "extents, negative": (put(("extents",), [-20]), "extents"),
+    "extents, two": (put(("extents",), [10, 10]), "other extents"),
     "sources": (put(("sources",), "a"), "sources"),
     "command": (put(("command",), None), "command"),
     "known": (put(("known",), [1]), "known"),
@@ -170,7 +170,7 @@ def test_a_hostile_plan_is_refused(prepared, source, tokenizer, tmp_path, name):
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 10**5, '{"counts": []}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 10**5, '{"extents": []}'])
 def test_a_damaged_plan_is_refused(prepared, source, tokenizer, tmp_path, text):
     folder = shutil.copytree(prepared, tmp_path / "copy")
     (folder / "tasks" / "plan.json").write_text(text)

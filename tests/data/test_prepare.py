@@ -1,28 +1,32 @@
 """Preparation: correct tokens, the same bytes for any workers, no silent damage."""
 
+import bz2
 import gzip
+import io
 import json
 import logging
 import random
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.preparing import contents, lines, read_back, texts, write_corpus, zstd
+from support.preparing import contents, joined, lines, read_back, texts, write_corpus, zstd
 from support.tokenizer_kinds import KINDS
 
 from gidd.common.files import sha256
-from gidd.data.corpora import CORPORA, formats
+from gidd.data.corpora import CORPORA, Corpus, formats
+from gidd.data.corpora.documents import Documents
 from gidd.data.corpora.formats import find_documents
 from gidd.data.manifest import DataManifest, Split, verify
 from gidd.data.preparation.prepare import prepare, start_preparation
-from gidd.data.preparation.tasks import make_tasks, write_shards
+from gidd.data.preparation.tasks import held_out_by_task, make_tasks, write_shards
 from gidd.data.tokenizers import (
     END,
     MASK,
@@ -85,51 +89,53 @@ def test_documents_do_not_depend_on_the_number_of_tasks(corpus, tokenizer, tmp_p
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_tasks_are_a_partition(seed):
+def test_tasks_are_a_partition_of_equal_sizes(seed):
+    """Each unit of each source is in one task, in order; only what is indivisible is unequal."""
     rng = random.Random(seed)
-    counts = [rng.choice([0, 1, 1, 2, 30]) for _ in range(rng.randrange(1, 12))] + [1]
-    total = sum(counts)
-    held_out, number = rng.randrange(total), rng.randrange(1, total + 1)
-    order = [(source, i) for source, count in enumerate(counts) for i in range(count)]
-    found: dict[str, list[tuple[int, int]]] = {"train": [], "validation": []}
-    for task in make_tasks(counts, held_out, number):
-        assert task
-        for split, ranges in task.items():
-            found[split] += [(source, i) for source, a, b in ranges for i in range(a, b)]
-    assert found == {"train": order[: total - held_out], "validation": order[total - held_out :]}
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_spaced_validation_documents_are_a_partition_too(seed):
-    """Every task holds out its last documents, in proportion to its length to within one."""
-    rng = random.Random(seed)
-    counts = [rng.choice([0, 1, 1, 2, 30]) for _ in range(rng.randrange(1, 12))] + [1]
-    total = sum(counts)
-    held_out, number = rng.randrange(total), rng.randrange(1, total + 1)
-    order = [(source, i) for source, count in enumerate(counts) for i in range(count)]
-    found, num_validation = [], 0
-    for task in make_tasks(counts, held_out, number, "spaced"):
-        by_split = {
-            split: [(source, i) for source, a, b in task.get(split, []) for i in range(a, b)]
-            for split in ("train", "validation")
-        }
-        documents = by_split["train"] + by_split["validation"]
-        expected = len(documents) * held_out / total
-        assert abs(len(by_split["validation"]) - expected) < 1
-        num_validation += len(by_split["validation"])
-        found += documents
+    sizes = [rng.randrange(1, 1000) for _ in range(rng.randrange(1, 12))]
+    extents = [rng.choice([1, size, rng.randrange(1, size + 1)]) for size in sizes]
+    number = rng.choice([1, 3, 20, 10**4])
+    made = make_tasks(sizes, extents, number)
+    order = [(source, i) for source, extent in enumerate(extents) for i in range(extent)]
+    found = [(source, i) for _, ranges in made for source, a, b in ranges for i in range(a, b)]
     assert found == order
-    assert num_validation == held_out
+    unit = max(-(-size // extent) for size, extent in zip(sizes, extents, strict=True))
+    assert all(ranges and size <= sum(sizes) / number + unit for size, ranges in made)
+    whole = make_tasks(sizes, sizes, number)
+    assert sum(size for size, _ in whole) == sum(sizes)
+    assert max(size for size, _ in whole) - min(size for size, _ in whole) <= 1
 
 
-def test_spaced_validation(corpus, tokenizer, tmp_path):
+@pytest.mark.parametrize("order", ["last", "spaced"])
+@pytest.mark.parametrize("seed", range(10))
+def test_held_out_documents_are_as_many_as_asked(seed, order):
+    """Spaced: of every task in proportion to its length, to within one; last: of the last tasks."""
+    rng = random.Random(seed)
+    counts = [rng.choice([0, 1, 1, 2, 30]) for _ in range(rng.randrange(1, 12))] + [1]
+    total = sum(counts)
+    held_out = rng.randrange(total)
+    found = held_out_by_task(counts, held_out, order)
+    assert sum(found) == held_out
+    assert all(0 <= part <= count for part, count in zip(found, counts, strict=True))
+    if order == "spaced":
+        pairs = zip(found, counts, strict=True)
+        assert all(abs(part - count * held_out / total) < 1 for part, count in pairs)
+    else:
+        flags = [
+            flag for n, m in zip(counts, found, strict=True) for flag in [0] * (n - m) + [1] * m
+        ]
+        assert flags == [0] * (total - held_out) + [1] * held_out
+
+
+def test_spaced_validation(tokenizer, tmp_path):
+    documents = [f"document {i:02d}" for i in range(44)]
+    (tmp_path / "a.jsonl").write_bytes(lines(documents))
     settings = {"validation": 4, "tasks": 4, "quiet": True}
-    prepare([corpus], tokenizer, tmp_path, validation_order="spaced", **settings)
-    documents = texts(44)
+    prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path, validation_order="spaced", **settings)
     assert read_back(tmp_path, tokenizer)["validation"] == documents[10::11]
     assert verify(tmp_path).splits["train"].documents == 40
     with pytest.raises(DataError, match="other validation_order"):
-        prepare([corpus], tokenizer, tmp_path, **settings)
+        prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path, **settings)
 
 
 @pytest.mark.slow
@@ -199,7 +205,7 @@ def test_what_is_prepared_is_valid_or_refused_by_its_document(kind, documents, i
         try:
             prepare([source], tokenizer, out, format="chat" if is_chat else "text", quiet=True)
         except DataError as error:
-            assert re.search(r"a\.jsonl, document \d+: .*(special token|UNK)", str(error))  # noqa: PT017
+            assert re.search(r"a\.jsonl, line (at byte )?\d+: .*(special token|UNK)", str(error))  # noqa: PT017
             return
         verify(out)
         tokens = [int(v) for file in out.glob("*/*.ds") for v in np.fromfile(file, np.uint16)]
@@ -207,50 +213,150 @@ def test_what_is_prepared_is_valid_or_refused_by_its_document(kind, documents, i
         assert tokens.count(tokenizer.end_id) == num_ends
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_the_lines_read_do_not_grow_with_the_tasks(ending, tokenizer, tmp_path, monkeypatch):
-    documents = [f"{i} " * (i % 7) for i in range(400)]
-    data = lines(documents).replace(b"}\n", b"}\n\n\n", 50)  # empty lines are no documents
-    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstd}[ending]
-    source = tmp_path / f"a.jsonl{ending}"
-    source.write_bytes(pack(data))
-    read, all_lines = [], formats._JsonLines._lines
+@pytest.fixture
+def bytes_read(monkeypatch) -> list[int]:
+    """What the system calls that read sources return."""
+    sizes: list[int] = []
 
-    def count(documents, *mark):
-        for line in all_lines(documents, *mark):
-            read.append(line)
-            yield line
+    class Counted(io.FileIO):
+        def readinto(self, buffer) -> int:
+            sizes.append(super().readinto(buffer))
+            return sizes[-1]
 
-    monkeypatch.setattr(formats._JsonLines, "_lines", count)
-    for tasks in (1, 8, 64):
-        read.clear()
-        out = tmp_path / f"out{tasks}"
-        prepare([source], tokenizer, out, tasks=tasks, validation=20, quiet=True)
-        assert len(read) <= 2 * len(documents) + 4 + tasks  # counted, a few checked, prepared
-        back = read_back(out, tokenizer)
-        assert back["train"] + back["validation"] == documents
-    monkeypatch.undo()
-    prepare([source], tokenizer, tmp_path / "two", tasks=8, validation=20, workers=2, quiet=True)
-    shards = contents(tmp_path / "two" / "train")
-    assert shards == contents(tmp_path / "out8" / "train")
+        def readall(self) -> bytes:
+            raise NotImplementedError
 
-
-def test_a_plain_file_is_entered_in_the_middle(tokenizer, tmp_path, monkeypatch):
-    """A task of its own, as on a cluster, reads its range only; errors name the right line."""
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    data = b"\n".join([*[GOOD.strip()] * 30, b"", *[GOOD.strip()] * 30, b"{", GOOD])
-    source.write_bytes(data)
-    read, all_lines = [], formats._JsonLines._lines
     monkeypatch.setattr(
-        formats._JsonLines, "_lines", lambda *a: (read.append(x) or x for x in all_lines(*a))
+        formats._File, "_raw", lambda self, *_: io.BufferedReader(Counted(self.path))
     )
-    monkeypatch.setattr(formats, "_BYTES_PER_MARK", 50)
+    return sizes
+
+
+def wide_lines(documents: list[str], width: int) -> bytes:
+    """JSON lines of about `width` bytes, of which the documents are a small part."""
+    rows = ({"text": text, "more": "x" * (width - 30 - len(text))} for text in documents)
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def test_a_file_of_64_mb_is_read_once_by_any_number_of_tasks(tokenizer, tmp_path, bytes_read):
+    """Counted bytes, and with them the check of the tokenizer; the tokens are the same."""
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(wide_lines([f"{i} and" for i in range(16_000)], 4200))
+    size = source.stat().st_size
+    assert size > 64e6
+    tokens = []
+    for tasks in (1, 8, 64):
+        bytes_read.clear()
+        out = tmp_path / f"out{tasks}"
+        manifest = prepare([source], tokenizer, out, tasks=tasks, validation=1000, quiet=True)
+        assert size <= sum(bytes_read) <= 1.05 * size
+        assert len(list((out / "tasks").glob("[0-9]*.json"))) == tasks
+        assert manifest.splits["validation"].documents == 1000
+        tokens.append(joined(out))
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
+def test_preparation_is_linear_in_the_size(tokenizer, tmp_path, bytes_read):
+    """Tasks of 256 KB: twice the bytes are twice the reads, not four times."""
+    reads = []
+    for number in (1000, 2000, 4000):
+        source = tmp_path / f"{number}.jsonl"
+        source.write_bytes(wide_lines([f"{i} and" for i in range(number)], 1024))
+        bytes_read.clear()
+        prepare([source], tokenizer, tmp_path / f"out{number}", tasks=number // 250, quiet=True)
+        assert sum(bytes_read) <= 1.05 * source.stat().st_size
+        reads.append(len(bytes_read))
+    assert reads[2] - reads[1] <= 2.1 * (reads[1] - reads[0])
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".zst"])
+def test_a_compressed_file_is_one_task_and_read_once(ending, tokenizer, tmp_path, bytes_read):
+    rng = random.Random(0)
+    documents = [rng.randbytes(1000).hex(" ", 2) for _ in range(400)]
+    packers = {".gz": gzip.compress, ".bz2": partial(bz2.compress, compresslevel=1), ".zst": zstd}
+    pack = packers[ending]
+    source = tmp_path / f"a.jsonl{ending}"
+    data = lines(documents).replace(b"}\n", b"}\n\n\n", 50)  # empty lines are no documents
+    half = data.index(b"\n", len(data) // 2) - 9
+    source.write_bytes(pack(data[:half]) + pack(data[half:]))  # members that end inside of a line
+    size = source.stat().st_size
+    prepare([source], tokenizer, tmp_path / "out", tasks=8, validation=20, quiet=True)
+    assert len(list((tmp_path / "out" / "tasks").glob("[0-9]*.json"))) == 1
+    first_block = 200_000  # decompressed for the check of the tokenizer
+    assert size <= sum(bytes_read) <= 1.01 * size + first_block
+    back = read_back(tmp_path / "out", tokenizer)
+    assert back["train"] + back["validation"] == documents
+
+
+def test_row_groups_of_parquet_are_read_once(tokenizer, tmp_path, bytes_read):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rng, source = random.Random(0), tmp_path / "a.parquet"
+    documents = [rng.randbytes(400).hex(" ", 2) for _ in range(600)]
+    parquet.write_table(pyarrow.table({"text": documents}), source, row_group_size=40)
+    made = prepare([source], tokenizer, tmp_path / "out", tasks=4, quiet=True)
+    assert len(made.splits["train"].shards) == 4
+    size, groups = source.stat().st_size, 15
+    # of four tasks and of the check of the tokenizer: footers, one row group, and the buffer's
+    # blocks of 8 KB at the ends of what Arrow reads
+    assert size <= sum(bytes_read) <= size + 5 * (1 << 16) + size // groups + groups * (1 << 14)
+    assert read_back(tmp_path / "out", tokenizer)["train"] == documents
+
+
+@settings(max_examples=40)
+@given(
+    parts=st.lists(
+        st.sampled_from([b"\n", b"a", b"bc\n", b"\r\n", b"  \n", b"d" * 9]), max_size=30
+    ),
+    tasks=st.integers(1, 12),
+)
+def test_every_line_belongs_to_one_range(parts, tasks):
+    """Also where a range begins or ends at a line break, or inside of a line."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.jsonl"
+        path.write_bytes(data := b"".join(parts))
+        source = formats._JsonLines(str(path), "")
+        found = [
+            text
+            for _, ranges in make_tasks([max(1, len(data))], [source.extent()], tasks)
+            for _, start, stop in ranges
+            for _, text in source.read_part(start, stop)
+        ]
+    assert found == [line.decode() for line in data.splitlines(keepends=True) if line.strip()]
+
+
+def test_errors_name_the_line_or_its_byte(tokenizer, tmp_path):
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(GOOD * 61 + b"{\n" + GOOD)
     with start_preparation([source], tokenizer, out, tasks=6) as preparation:
-        read.clear()
-        write_shards(preparation.work[3], lambda documents: None)
-        assert len(read) <= 15  # up to 4 before its range, and 1 after it
-        with pytest.raises(DataError, match="line 62: not JSON"):
-            write_shards(preparation.work[5], lambda documents: None)
+        write_shards(preparation.work[3], lambda tasks: None)
+        with pytest.raises(DataError, match=f"line at byte {61 * len(GOOD)}: not JSON"):
+            write_shards(preparation.work[5], lambda tasks: None)
+    with pytest.raises(DataError, match="line 62: not JSON"):
+        prepare([source], tokenizer, tmp_path / "one", tasks=1, quiet=True)
+
+
+def test_a_source_that_changes_during_the_preparation_is_refused(tokenizer, tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(GOOD * 30)
+    with start_preparation([source], tokenizer, tmp_path / "out", tasks=3) as preparation:
+        source.write_bytes(GOOD * 31)
+        with pytest.raises(DataError, match=r"a\.jsonl changed after it was planned"):
+            write_shards(preparation.work[0], lambda tasks: None)
+
+
+def test_the_plan_is_shown_before_it_runs_and_names_large_tasks(tokenizer, tmp_path, capsys):
+    for i in range(6):
+        (tmp_path / f"a{i}.jsonl").write_bytes(GOOD * 100)
+    text = random.Random(0).randbytes(3000).hex()
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines([text]), mtime=0))
+    prepare([tmp_path], tokenizer, tmp_path / "out", tasks=20)
+    plan = " ".join(capsys.readouterr().err.split())
+    assert "16 tasks read 0.0 MB" in plan
+    assert "Tasks of more than 3 times the median: 1. 00015 reads" in plan
+    assert "b.jsonl.gz. Compressed files" in plan
+    (tmp_path / "b.jsonl.gz").unlink()
+    prepare([tmp_path], tokenizer, tmp_path / "out8")
+    assert "8 tasks read 0.0 MB, each 0.0 MB (median), the largest" in capsys.readouterr().err
 
 
 def test_a_lossy_tokenizer_is_reported(tokenizer, tmp_path, caplog):
@@ -420,7 +526,7 @@ UNREADABLE = {
     "cut-late.jsonl.zst": (EMPTY_ZST * 3 + EMPTY_ZST[:5], "cannot be read"),
     "empty.jsonl.zst": (EMPTY_ZST, "no document"),
     "no.parquet": (GOOD, "cannot be read"),
-    "empty.parquet": (b"", "cannot be read"),
+    "empty.parquet": (b"", "no document"),
     "empty.jsonl": (b"", "no document"),
     "blank.jsonl": (b"\n \n", "no document"),
     "empty.jsonl.gz": (gzip.compress(b""), "no document"),
@@ -454,7 +560,7 @@ def test_a_truncated_zstd_frame_is_an_error(tokenizer, tmp_path, frame, cut):
 @pytest.mark.slow
 def test_an_error_in_a_worker_names_the_file_too(tokenizer, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(GOOD * 50 + b"{\n" + GOOD * 49)
-    with pytest.raises(DataError, match=r"a\.jsonl, line 51: not JSON"):
+    with pytest.raises(DataError, match=r"a\.jsonl, line at byte 700: not JSON"):
         prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", workers=2, quiet=True)
     assert not [file for file in contents(tmp_path) if file.endswith(".tmp")]
 
@@ -486,14 +592,42 @@ def test_settings_out_of_range_are_refused(corpus, tokenizer, tmp_path, settings
         prepare([corpus], tokenizer, tmp_path, quiet=True, **settings)
 
 
+def test_a_corpus_without_documents_is_refused_and_beside_others_it_is_not(tokenizer, tmp_path):
+    class NoDocuments(Documents):
+        name = "nothing"
+
+        def stamp(self) -> list[int]:
+            return [0]
+
+        def count(self) -> int:
+            return 0
+
+        def read(self, start: int, stop: int) -> Iterator[str]:
+            yield from ()
+
+    class Parts(Corpus):
+        name = "parts"
+        parts: tuple[Documents, ...] = (NoDocuments(),)
+
+        def documents(self) -> list[Documents]:
+            return list(self.parts)
+
+    with pytest.raises(DataError, match="parts: there is no document"):
+        prepare(Parts(), tokenizer, tmp_path / "out", quiet=True)
+    (tmp_path / "a.jsonl").write_bytes(GOOD * 5)
+    Parts.parts = (NoDocuments(), *find_documents(tmp_path / "a.jsonl"), NoDocuments())
+    made = prepare(Parts(), tokenizer, tmp_path / "out2", tasks=2, quiet=True)
+    assert made.splits["train"].documents == 5
+
+
 def test_a_mistake_can_be_fixed_in_the_same_folder(tokenizer, tmp_path):
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(GOOD * 3 + b"{\n")
-    with pytest.raises(DataError, match="validation must.*9 of 4"):
-        prepare([source], tokenizer, out, validation=9, tasks=1, quiet=True)
     with pytest.raises(DataError, match="not JSON"):
         prepare([source], tokenizer, out, validation=1, tasks=1, quiet=True)
     source.write_bytes(GOOD * 4)
+    with pytest.raises(DataError, match="validation must.*9 of 4"):
+        prepare([source], tokenizer, out, validation=9, tasks=1, quiet=True)
     prepare([source], tokenizer, out, validation=2, tasks=1, quiet=True)
     assert read_back(out, tokenizer) == {"train": ["a"] * 2, "validation": ["a"] * 2}
 

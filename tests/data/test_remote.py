@@ -9,10 +9,10 @@ from base64 import b64encode
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
-from support.preparing import zstd
+from support.preparing import joined, zstd
 
 from gidd.data.corpora import corpora_of, remote
 from gidd.data.corpora.formats import find_documents
@@ -23,6 +23,8 @@ from gidd.errors import ConfigError, DataError
 REASON = 'needs `pip install "gidd[data]"`'
 for package in ("fsspec", "aiohttp", "pyarrow"):
     pytest.importorskip(package, reason=REASON)
+fsspec = pytest.importorskip("fsspec", reason=REASON)
+local = pytest.importorskip("fsspec.implementations.local", reason=REASON)
 
 TEXTS = [f"Document {i}: " + "é東京 of many. " * (i % 7) for i in range(60)]
 
@@ -139,9 +141,50 @@ def test_shards_are_the_same_as_from_disk(server, corpus, tokenizer, tmp_path):
     names = sorted(path.name for path in corpus.iterdir() if path.suffix != ".md")
     urls = [f"{server}/{name}?signature=1" for name in names]
     web = prepare(urls, tokenizer, tmp_path / "web", **settings)
-    assert web.splits == disk.splits
+    # a server may not send ranges, so that each of its files is in one task
+    tokens = joined(tmp_path / "disk")
+    assert joined(tmp_path / "web") == tokens
+    local = prepare([f"file://{corpus}"], tokenizer, tmp_path / "local", **settings)
+    assert local.splits == disk.splits
     # a second run, with other signatures, is the same preparation
     assert prepare([url + "2" for url in urls], tokenizer, tmp_path / "web", **settings) == web
+
+
+class CountedFile(fsspec.spec.AbstractBufferedFile):
+    """A file that is fetched by ranges, as file systems of object stores do."""
+
+    fetched: ClassVar[list[int]] = []
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        with Path(self.path).open("rb") as file:
+            file.seek(start)
+            data = file.read(end - start)
+        self.fetched.append(len(data))
+        return data
+
+
+class CountedFileSystem(local.LocalFileSystem):
+    protocol = "counted"
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> CountedFile:
+        return CountedFile(self, path, mode, **options)
+
+
+def test_ranges_of_a_file_in_object_storage_are_fetched_once(corpus, tokenizer, tmp_path):
+    """By any number of tasks, and with requests of at most a MB, as read-ahead is paid for."""
+    fsspec.register_implementation("counted", CountedFileSystem, clobber=True)
+    rows = ({"text": f"{i} and", "more": "x" * 1000} for i in range(8000))
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    size, tokens = source.stat().st_size, []
+    for tasks in (1, 8):
+        CountedFile.fetched.clear()
+        out = tmp_path / str(tasks)
+        prepare([f"counted://{source}"], tokenizer, out, tasks=tasks, quiet=True)
+        assert size <= sum(CountedFile.fetched) <= 1.05 * size
+        assert len(CountedFile.fetched) < 150 * tasks
+        tokens.append(joined(out))
+    assert tokens[0] == tokens[1]
 
 
 def test_secrets_are_used_but_not_recorded(server, tokenizer, tmp_path):

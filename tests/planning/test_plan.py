@@ -23,14 +23,16 @@ from gidd.common.config.components import component
 from gidd.common.devices import acting_as
 from gidd.data.batch import Batch
 from gidd.data.corpora import CORPORA
+from gidd.data.loading.order import BLOCK_BYTES, LANE_SAMPLES
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import character_level
 from gidd.errors import ConfigError
 from gidd.models import DiT
 from gidd.planning import DEVICES, Assumptions, Device, RunPlan, plan_run
 from gidd.planning.counters import Collective
+from gidd.planning.data_cost import data_cost
 from gidd.planning.run_plan import checkpoint_cost, failures, traffic, vocab_size_of
-from gidd.planning.step_trace import StepTrace, follow_cuda_autocast, trace_in_child
+from gidd.planning.step_trace import RankBatch, StepTrace, follow_cuda_autocast, trace_in_child
 from gidd.runs.presets import PRESETS, hybrid
 from gidd.training.build import build_state
 from gidd.training.config import DataConfig, Diffusion, RunConfig, TrainConfig
@@ -144,7 +146,7 @@ def test_json_has_every_field_of_the_plan(small, monkeypatch, capsys):
     main(["plan", "nano", "--json"])
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == [field.name for field in fields(RunPlan)]
-    for name in ("memory", "throughput", "checkpoint", "at_best", "assumptions"):
+    for name in ("memory", "throughput", "data", "checkpoint", "at_best", "assumptions"):
         assert printed[name] == asdict(small)[name]
 
 
@@ -182,6 +184,46 @@ def test_attention_is_traced_in_bfloat16_and_norms_in_float32(monkeypatch):
     with acting_as("cuda"), torch.autocast("cpu", torch.bfloat16):
         model(torch.zeros(1, 16, dtype=torch.int64), torch.zeros(1)).sum().backward()
     assert seen == [torch.float32, *[(torch.bfloat16, torch.bfloat16)] * 2]
+
+
+def test_reads_are_those_of_the_samples_and_of_the_blocks_of_their_lanes():
+    """Against counting, for every rank, the samples and the lanes of a step."""
+    ranks, per_machine, length, samples = 32, 2, 512, 64
+    speed = {"tokens": 1e12, "data_bytes": 2e12}
+    speed |= {"tokens_per_second": length * samples, "data_bytes_per_second": 2 * length * samples}
+    assumptions = Assumptions(ranks_per_machine=per_machine, prepare_mb_per_second=2)
+    cost = data_cost(speed, length, RankBatch(2, 2), ranks, assumptions)
+    full, blocks = cost["reading"]["full shuffle"], cost["reading"]["blocks"]
+    assert full["reads_per_second"] == samples and full["rank_reads_per_second"] == 2
+    lanes_of_rank = [
+        {sample // LANE_SAMPLES for sample in (2 * r, 2 * r + 1)} for r in range(ranks)
+    ]
+    read_by_ranks = sum(map(len, lanes_of_rank)) / (samples // LANE_SAMPLES)
+    machines = {(r // per_machine, lane) for r in range(ranks) for lane in lanes_of_rank[r]}
+    read_by_machines = len(machines) / (samples // LANE_SAMPLES)
+    rate = 2 * length * samples
+    assert blocks["bytes_per_second"] == read_by_machines * rate
+    assert blocks["reads_per_second"] == 2 * read_by_machines * rate / BLOCK_BYTES
+    assert blocks["rank_bytes_per_second"] * ranks == read_by_ranks * rate
+    assert full["NFS"] == {"limit": "reads", "fraction": samples / 10e3}
+    assert full["local disk"] == {"limit": "capacity", "fraction": 2 / 7.68}
+    preparation = cost["preparation"]
+    assert preparation["core_hours"] == pytest.approx(5.1e12 / 2e6 / 3600)
+    assert preparation["machine_hours"] == preparation["core_hours"] / 64
+
+
+@pytest.mark.parametrize(
+    ("tokens", "verdict"), [(1e9, "yes, 0.125 of reads"), (1e13, "NO, 2.6 of capacity")]
+)
+def test_a_store_that_cannot_serve_the_data_is_named(tokens, verdict, small, monkeypatch, capsys):
+    speed = {"tokens": tokens, "data_bytes": 2 * tokens}
+    speed |= {"tokens_per_second": 1e6, "data_bytes_per_second": 2e6}
+    plan = replace(small, data=data_cost(speed, 16, RankBatch(4, 2), 4, Assumptions()))
+    monkeypatch.setattr(gidd.planning, "plan_run", lambda *args, **kwargs: plan)
+    main(["plan", "nano"])
+    printed = capsys.readouterr().out
+    assert verdict in printed  # local disk
+    assert "NO, 6.25 of reads" in printed  # full shuffle on NFS
 
 
 def test_young_daly_is_the_best_interval():
@@ -287,12 +329,17 @@ def test_impossible_plans_are_refused(change, message):
 
 @pytest.mark.long
 def test_ten_billion_parameters_on_1024_ranks():
-    """What `test_sharded_state_of_a_rank` shows for a small run, and that it fits."""
+    """What `test_sharded_state_of_a_rank` shows for a small run, and that it fits.
+
+    Groups of 8 ranks share a copy of the model, which 128 groups have.
+    """
     plan = plan_run(PRESETS["10b"], 1024, DEVICES["h100"])
     assert 10e9 < plan.num_parameters < 10.5e9 and plan.memory["fits"]
     assert plan.memory["phases"]["update"]["parameters"] == pytest.approx(
-        4 * plan.num_parameters / 1024, rel=0.02
+        4 * plan.num_parameters / 8, rel=0.02
     )
+    ranks = {flow["collective"].kind: flow["collective"].ranks for flow in plan.traffic["flows"]}
+    assert ranks == {"all-gather": 8, "reduce-scatter": 8, "all-reduce": 128}
 
 
 @pytest.mark.perf

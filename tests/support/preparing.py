@@ -72,6 +72,15 @@ def read_back(folder: Path, tokenizer: Tokenizer) -> dict[str, list[str]]:
     return result
 
 
+def joined(out: Path) -> dict[str, bytes]:
+    """Tokens by split: the shards of all tasks one after the other."""
+    splits = DataManifest.read(out).splits
+    return {
+        name: b"".join((out / shard.file).read_bytes() for shard in split.shards)
+        for name, split in splits.items()
+    }
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -15,6 +15,7 @@ from rich.table import Table
 from gidd.cli.output import CliConsole, plain, print_text
 from gidd.cli.parsing import parse
 from gidd.common.config.allowed import problems_of, require_none, unused_problems
+from gidd.common.messages import print_message
 from gidd.common.urls import redacted_argument
 from gidd.data.chat import chat_texts
 from gidd.data.corpora import Files, corpora_of, named_corpora, texts
@@ -66,7 +67,7 @@ def tokenizer_command(
       gidd data tokenizer --kind chars --out characters speeches/
 
     Args:
-        sources: Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, URLs, datasets
+        sources: Files (.txt, .jsonl, .jsonl.gz, .bz2 or .zst, .parquet), folders, URLs, datasets
             (hf:ORG/NAME), or corpora.
         kind: What tokens are: pieces of words (bpe), or the characters of the sources (chars).
         vocab_size: Vocabulary size with the special tokens at the end. For bpe at least 259: 256
@@ -122,7 +123,7 @@ def prepare_command(
     submits the missing ones. Logs are in the folder logs/ of --out.
 
     Args:
-        sources: Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, URLs of either
+        sources: Files (.txt, .jsonl, .jsonl.gz, .bz2 or .zst, .parquet), folders, URLs of either
             (https://, s3://, gs://, file://; "*" matches any name; in user, password and query,
             ${NAME} is an environment variable and ${/path} a file), datasets on the Hugging Face
             hub (hf:ORG/NAME?config=...&split=...&text=...), or names from `gidd data list`.
@@ -141,9 +142,9 @@ def prepare_command(
             task, which are spaced evenly. Use spaced for sources sorted by date or topic.
         format: text, or chat: JSON lines with "messages", or with "prompt" and "response". Answers
             are learned, and all else is given.
-        tasks: Number of tasks, each of one shard; by default 8, or one per 256 MB above 2 GB.
-        workers: Number of processes on this machine; the shards do not depend on it. With other
-            executors, they only count the documents.
+        tasks: Number of tasks, each of one shard; by default 8, or one per 256 MB above 2 GB; fewer
+            if files cannot be divided (text files, compressed files, https://).
+        workers: Number of processes on this machine; the shards do not depend on it.
         executor: Where to run the tasks: on this machine, as Slurm jobs, or on a Ray cluster.
         slurm: Options of the Slurm jobs.
         ray: Resources of the Ray cluster.
@@ -152,6 +153,11 @@ def prepare_command(
         require_none(problems_of(resources, f"--{kind}."))
         if executor != kind:
             require_none(unused_problems(resources, f"--{kind}.", f"--executor {kind}"))
+    if executor != "local" and workers != 1:
+        raise ConfigError(
+            f"--workers has no effect with --executor {executor}, got {workers}. Set "
+            f"--{executor}.tasks-at-once."
+        )
     if tokenizer is not None:
         named = {"mask": mask, "end": end, "pad": pad, "revision": revision}
         read = chat_texts if format == "chat" else texts
@@ -159,13 +165,14 @@ def prepare_command(
     elif (chosen := corpora_of(sources)[-1].tokenizer()) is None:
         raise ConfigError("--tokenizer must be given, got none. Use e.g. gpt2, bytes or chars.")
     if executor == "slurm":
-        require_submittable(sources, out, slurm)  # before documents are counted
+        require_submittable(sources, out, slurm)  # before sources are listed
     options: dict[str, Any] = {"validation_order": validation_order, "tasks": tasks}
-    options |= {"validation": validation, "workers": workers, "format": format}
+    options |= {"validation": validation, "format": format}
     words = map(redacted_argument, ["gidd", *sys.argv[1:]])
     with start_preparation(
         sources, chosen, out, command=shlex.join(words), **options
     ) as preparation:
+        print_message(preparation.summary())
         if executor == "local":
             manifest = run_locally(preparation, workers)
         elif executor == "ray":

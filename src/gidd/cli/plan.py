@@ -1,4 +1,4 @@
-"""Estimate memory, time, network traffic and failures of a run on hardware you do not have.
+"""Estimate memory, time, data, network traffic and failures of a run on hardware you do not have.
 
 Examples:
   gidd plan 10b --ranks 1024 --device h100
@@ -82,6 +82,8 @@ def _tables(plan: RunPlan) -> Iterator[Table | str]:
         f"{logits:.3f} GiB\n"
     )
     yield _table("time and data", {"": speed})
+    yield _table("reading data", plan.data["reading"])
+    yield _table("preparing data", {"": plan.data["preparation"]})
     if plan.traffic is not None and plan.traffic["flows"]:
         flows = [flow["collective"]._asdict() | flow for flow in plan.traffic["flows"]]
         yield _table("traffic per step", {flow["kind"]: flow for flow in flows})
@@ -105,9 +107,12 @@ def _table(title: str, columns: Mapping[str, Mapping[str, object]]) -> Table:
 
 
 def _cell(name: str, value: object) -> str:
-    """Return a value in the unit that its name implies; nothing for a mapping or None."""
+    """Return a value in the unit that its name implies; nothing for None."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict) and "fraction" in value:
+        verdict = "yes" if value["fraction"] <= 1 else "NO"
+        return f"{verdict}, {value['fraction']:.3g} of {value['limit']}"
     if not isinstance(value, float | int):
         return value if isinstance(value, str) else ""
     if name.endswith("_per_second") and "bytes" in name:

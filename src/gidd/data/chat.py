@@ -51,7 +51,7 @@ class EncodedChat(NamedTuple):
 def chat_texts(sources: CorpusSource | Sequence[CorpusSource]) -> Iterator[str]:
     """Yield the text of every conversation of some JSON lines, to train a tokenizer on."""
     for source in map(whole_lines, resolve(sources)):
-        for line in source.read(0, source.count()):
+        for line in source.texts():
             messages = parse_chat(line, source.name)
             turns = ((turn["role"].capitalize(), turn["content"]) for turn in messages)
             yield "\n".join(f"{role}: {content}" for role, content in turns)

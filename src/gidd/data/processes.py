@@ -17,7 +17,7 @@ from gidd.errors import ConfigError, DataError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 ReportProgress = Callable[[int], None]
-"""Called after every batch with the number of its documents."""
+"""Called with the tasks, 0 or 1, that are finished since the call before."""
 
 _shared: dict[str, Any] = {}  # in a worker process: values shared with the parent
 
@@ -67,11 +67,11 @@ def _start_worker(count: Any, stop: Any, threads: int) -> None:
     _shared.update(count=count, stop=stop)
 
 
-def _report(documents: int) -> None:
+def _report(tasks: int) -> None:
     if _shared["stop"].value:
         raise InterruptedError("the preparation was stopped")
     with _shared["count"].get_lock():
-        _shared["count"].value += documents
+        _shared["count"].value += tasks
 
 
 def follow_parent(*_worker: object) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 from gidd.common.config.allowed import integer, optional, require_arguments
 from gidd.common.urls import is_url, without_credentials
 from gidd.data.corpora import corpora_of
-from gidd.data.corpora.documents import Documents, read_ranges
 from gidd.data.loading.loader import open_split
 from gidd.data.loading.shards import invalid_tokens
 from gidd.data.manifest import DATA_MANIFEST, DataManifest
@@ -138,15 +137,15 @@ def _documents_of(source: str, tokenizer: Tokenizer) -> Iterator[Document]:
         required = "a model with its own tokenizer: its tokens are symbols of an exact source"
         raise ConfigError(f"{corpus.name} must be evaluated by {required}.")
     name, parts, left = without_credentials(corpus.name), corpus.documents(), corpus.validation()
-    ranges: list[tuple[Documents, int, int]] = []
+    held_out: list[Iterator[str]] = []
     if not left:
-        ranges = [(part, 0, part.count()) for part in parts]
+        held_out = [part.texts() for part in parts]
     for part in reversed(parts):  # from the end: counting all parts of a dataset reads them
         if left > 0:
             count = part.count()
-            ranges.insert(0, (part, max(0, count - left), count))
+            held_out.insert(0, part.read(max(0, count - left), count))
             left -= count
-    for index, (_, text) in enumerate(read_ranges(ranges)):
+    for index, text in enumerate(chain.from_iterable(held_out)):
         yield Document(f"{name}#{index}", text)
 
 

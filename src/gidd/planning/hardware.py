@@ -15,7 +15,7 @@ _AT_LEAST_0 = within(lambda x: 0 <= x < math.inf, "0 or more")
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """Efficiency, cluster, storage and failure rates."""
+    """Efficiency, cluster, storage, preparation and failure rates."""
 
     mfu: Annotated[float, _FRACTION] = 0.35
     """Model FLOPs utilisation: fraction of the device's peak FLOP/s, without recomputation."""
@@ -31,6 +31,12 @@ class Assumptions:
     """GB/s that all ranks together write to the file system."""
     copy_gb_per_second: Annotated[float, _POSITIVE] = 10.0
     """GB/s that a device copies to host memory; training waits for the copy of a checkpoint."""
+    text_bytes_per_token: Annotated[float, _POSITIVE] = 5.1
+    """Bytes of text per token of the sources; 5.1 is English with GPT-2's tokenizer."""
+    prepare_mb_per_second: Annotated[float, _POSITIVE] = 1.2
+    """MB of text that a core prepares per second; `python benchmarks/data.py` measures it."""
+    cores_per_machine: Annotated[int, integer(1)] = 64
+    """CPU cores of a machine that prepares data."""
     failures_per_device_hour: Annotated[float, _AT_LEAST_0] = 1.24e-4
     """Failures per device and hour. The default is 7.9 hours between failures at 1,024 devices, as
     in Meta's research clusters (Kokolis et al., HPCA 2025); Llama 3's training had 2.0e-5."""

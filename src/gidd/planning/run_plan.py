@@ -1,4 +1,4 @@
-"""Estimate memory, time, traffic, checkpoints and failures of a run on given devices.
+"""Estimate memory, time, data, traffic, checkpoints and failures of a run on given devices.
 
 Memory and traffic come from one traced step of the real model on fake ranks
 (`step_trace`). Time, checkpoints and failures are arithmetic from `Assumptions`.
@@ -20,6 +20,7 @@ from gidd.data.manifest import DataManifest
 from gidd.diffusion.loss import CHUNK_TOKENS, CHUNK_TOKENS_OF_KERNELS, HEAD_ROWS
 from gidd.errors import ConfigError
 from gidd.planning.counters import Collective
+from gidd.planning.data_cost import data_cost
 from gidd.planning.hardware import Assumptions, Device
 from gidd.planning.step_trace import RankBatch, StepTrace, trace_in_child
 from gidd.training.build import build_step, with_precision
@@ -42,6 +43,7 @@ class RunPlan:
     rank_batch: RankBatch
     memory: Section  # of the rank that needs the most: by kind at the peak of each phase
     throughput: Section  # speed and duration without failures
+    data: Section  # reads by order, fractions of each kind of storage, and the preparation
     traffic: Section | None  # communication of one step; None if the device's link is unknown
     checkpoint: Section  # size and duration of one checkpoint
     as_configured: Section  # failures with a checkpoint every `train.save_every` steps
@@ -91,6 +93,7 @@ def plan_run(
         rank_batch=batch,
         memory=memory,
         throughput=speed,
+        data=data_cost(speed, run.data.length, batch, ranks, assumptions),
         traffic=traffic(traced.collectives, ranks, device.link, assumptions),
         checkpoint=saved,
         as_configured=failures(seconds, saved, ranks, assumptions, interval),

@@ -124,5 +124,8 @@ PRESETS: dict[str, RunConfig] = {  # configurations by name, in the order of `gi
     **_paper_rows(),
     "1b": large("1b", batch=1024, length=1024, tokens=3e11, learning_rate=3e-4),
     "3b": large("3b", batch=1024, length=2048, tokens=6e11, learning_rate=2e-4),
-    "10b": large("10b", batch=2048, length=2048, tokens=2e12, learning_rate=1.5e-4),
+    "10b": replace(
+        large("10b", batch=2048, length=2048, tokens=2e12, learning_rate=1.5e-4),
+        parallel=FSDP(shard_size=8),  # the devices of a machine share a copy of the model
+    ),
 }

@@ -80,7 +80,8 @@ class World:
         """Build a 2D mesh of all ranks, with `columns` neighbouring ranks in a row."""
         if columns < 1 or self.size % columns:
             raise ConfigError(
-                f"parallel.shard_size must divide the number of ranks, {self.size}, got {columns}."
+                f"parallel.shard_size must divide the number of ranks, {self.size}, got {columns}. "
+                "Set --parallel.shard-size."
             )
         return self._mesh((self.size // columns, columns), ("replicate", "shard"))
 

@@ -1,7 +1,7 @@
 """Where documents come from; here, corpora by name.
 
-Reading order: `documents` (a list of texts that can be read by ranges, and the interface
-`Corpus`), `formats` and `remote` (files and URLs), `hf_dataset` and `exact` (other corpora).
+Reading order: `documents` (a list of texts that tasks can divide, and the interface `Corpus`),
+`formats` and `remote` (files and URLs), `hf_dataset` and `exact` (other corpora).
 """
 
 from __future__ import annotations
@@ -145,4 +145,4 @@ def check_sources(sources: CorpusSource | Sequence[CorpusSource]) -> None:
 def texts(sources: CorpusSource | Sequence[CorpusSource]) -> Iterator[str]:
     """Yield the text of every document."""
     for source in resolve(sources):
-        yield from source.read(0, source.count())
+        yield from source.texts()

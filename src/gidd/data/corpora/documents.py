@@ -1,16 +1,13 @@
-"""`Documents`: a list of documents with a length, of which any range can be read; `Corpus`: a name.
+"""`Documents`: an ordered list of documents that can be divided among tasks; `Corpus`: a name.
 
-Not datatrove's readers: they skip unreadable documents, which shifts all later ones.
+Not datatrove's readers: they skip unreadable documents.
 """
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import chain, islice
-from typing import ClassVar
+from contextlib import contextmanager
 
 from gidd.common.files import DOCUMENT_BYTES
 from gidd.common.terminal import shorten
@@ -20,15 +17,12 @@ from gidd.errors import DataError
 FIX_FILE = "Fix the file or leave it out."
 
 
-Mark = tuple[int, int, int]
-"""A document, and the number and the first byte of its line."""
-
-
 class Documents(ABC):
-    """An ordered list of documents that can be read by ranges."""
+    """An ordered list of documents.
 
-    quick_count: ClassVar[bool] = True
-    """Whether `count` is fast, that is, does not read the documents."""
+    Documents are read by their numbers, or by a range of the extent: tasks divide the extent of a
+    file without reading it.
+    """
 
     @property
     @abstractmethod
@@ -52,13 +46,21 @@ class Documents(ABC):
     def read(self, start: int, stop: int) -> Iterator[str]:
         """Yield documents start .. stop - 1, or up to the last one if there are fewer."""
 
-    def count_with_marks(self) -> tuple[int, list[Mark]]:
-        """Return the number of documents, and where reading can begin besides the first one."""
-        return self.count(), []
+    def extent(self) -> int:
+        """Return the length that tasks divide: by default, the number of documents.
 
-    def with_marks(self, marks: Sequence[Mark]) -> Documents:
-        """Return the same documents; `read` begins at the last of these marks before a range."""
-        return self
+        The bytes of a file, or 1 if it can only be read from its beginning.
+        """
+        return self.count()
+
+    def read_part(self, start: int, stop: int) -> Iterator[tuple[str, str]]:
+        """Yield place and text of the documents that begin in start .. stop - 1 of the extent."""
+        for index, text in enumerate(self.read(start, stop), start=start + 1):
+            yield f"{self.name}, document {index}", text
+
+    def texts(self) -> Iterator[str]:
+        """Yield the text of every document, without counting them before."""
+        return (text for _, text in self.read_part(0, self.extent()))
 
 
 class Corpus(ABC):
@@ -127,40 +129,3 @@ def no_column(place: str, column: str, columns: Sequence[str]) -> DataError:
         f'{place} must have a column "{column}", it has {shorten(sorted(columns))}. Rename the '
         "column, or for a dataset on the Hugging Face hub name it: hf:ORG/NAME?text=COLUMN."
     )
-
-
-def read_ranges(parts: Sequence[tuple[Documents, int, int]]) -> Iterator[tuple[str, str]]:
-    """Yield place and text of the documents of (source, start, stop) ranges, which must exist."""
-    for documents, start, stop in parts:
-        count = 0
-        for text in _read_on(documents, start, stop):
-            count += 1
-            yield f"{documents.name}, document {start + count}", text
-        if count != stop - start:
-            raise DataError(
-                f"{documents.name} must have documents {start} to {stop - 1}, but has only "
-                f"{start + count}: it changed after it was counted. Prepare into a new folder."
-            )
-
-
-_reading: list[tuple[Documents, int, Iterator[str]]] = []
-"""At most one source, its next document and the texts from there on."""
-
-
-def _read_on(documents: Documents, start: int, stop: int) -> Iterator[str]:
-    """Yield documents start .. stop - 1.
-
-    Where they can only be reached by reading all documents before them, continue after the range
-    that this process has read last.
-    """
-    if documents.quick_count:
-        yield from documents.read(start, stop)
-        return
-    source, position, texts = _reading.pop() if _reading else (None, 0, iter(()))
-    if source != documents or position > start:
-        position, texts = start, documents.read(start, sys.maxsize)
-    yield from islice(texts, start - position, start - position + stop - start)
-    with suppress(DataError):  # raised again by the task that reads the next document
-        for following in texts:  # the file is closed after the last one
-            _reading[:] = [(documents, stop, chain([following], texts))]
-            break

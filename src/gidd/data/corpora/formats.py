@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Iterator, Sequence
+import sys
+from bz2 import BZ2File
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from gzip import GzipFile
 from io import BufferedReader
-from itertools import islice
+from itertools import accumulate, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,18 @@ from gidd.data.corpora.documents import (
     FIX_FILE,
     Corpus,
     Documents,
-    Mark,
     no_column,
     require_document_size,
     text_of,
 )
 from gidd.errors import DataError
 
-_JSON_LINES = tuple(f"{kind}{end}" for kind in (".jsonl", ".ndjson") for end in ("", ".gz", ".zst"))
+_COMPRESSED = (".gz", ".bz2", ".zst")
+_JSON_LINES = tuple(f"{kind}{end}" for kind in (".jsonl", ".ndjson") for end in ("", *_COMPRESSED))
 _ENDINGS = (".txt", *_JSON_LINES, ".parquet")
 _TEXT_TYPES = ("string", "large_string", "string_view")
 _BATCH_BYTES, _BATCH_ROWS, _BLOCK = 1 << 24, 1024, 1 << 16
 _ROW_BYTES = 8  # what a document adds to a shard's index, whatever its length
-_BYTES_PER_MARK = 16 << 20  # between places in a file of JSON lines where a task can begin to read
-_START: Mark = (0, 1, 0)
 _EXPANSION, _SMALL = 100, 8 << 20
 """A Parquet file may expand to 100 times its size, and to 8 MiB in any case."""
 
@@ -45,7 +44,7 @@ class Files(Corpus):
     """A file, or all files of a folder sorted by name; a path or a URL."""
 
     name: str
-    description = "files, folders and URLs: .txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet"
+    description = "files, folders and URLs: .txt, .jsonl, .jsonl.gz, .bz2 or .zst, .parquet"
 
     def __repr__(self) -> str:
         return f"Files({without_credentials(self.name)})"
@@ -79,22 +78,28 @@ class _File(Documents):
         status = Path(self.path).stat()
         return [status.st_size, status.st_mtime_ns]
 
+    def extent(self) -> int:
+        """Return 1: the file can only be read from its beginning."""
+        return 1
+
     @contextmanager
-    def _open(self, *, from_start: bool) -> Generator[Any]:
+    def _open(self, *, from_start: bool, length: int = sys.maxsize) -> Generator[Any]:
         """Open the file, decompressed; any error of the block is raised as a `DataError`."""
-        with remote.wrap_errors(self.name, FIX_FILE), self._raw(from_start) as file:
+        with remote.wrap_errors(self.name, FIX_FILE), self._raw(from_start, length) as file:
             if self.name.endswith(".gz"):
                 yield GzipFile(fileobj=file)
+            elif self.name.endswith(".bz2"):
+                yield BZ2File(file)
             elif self.name.endswith(".zst"):
                 stream = optional_package("pyarrow", "data").CompressedInputStream(file, "zstd")
                 yield BufferedReader(stream, _BLOCK)  # decompressed in small blocks
             else:
                 yield file
 
-    def _raw(self, from_start: bool) -> Any:
+    def _raw(self, from_start: bool, length: int) -> Any:
         _require_regular_file(self.path)  # again: it may have been replaced since it was found
         if is_url(self.path):
-            return remote.open_url(self.path, from_start=from_start)
+            return remote.open_url(self.path, from_start=from_start, length=length)
         return Path(self.path).open("rb")
 
 
@@ -109,60 +114,61 @@ class _TextFile(_File):
             with self._open(from_start=True) as file:
                 data: bytes = file.read(DOCUMENT_BYTES.value + 1)
                 require_document_size(len(data), self.name)
-                yield _decode(data, self.name, 1)
+                yield _decode(data, self.name)
 
 
-@dataclass(frozen=True, repr=False)
 class _JsonLines(_File):
     """JSON lines: one object with a text field per line; empty lines are skipped."""
 
-    marks: tuple[Mark, ...] = ()
-
-    quick_count = False
-
     def count(self) -> int:
-        return sum(1 for _ in self._lines())
+        return sum(1 for _ in self._lines(0, sys.maxsize))
 
-    def count_with_marks(self) -> tuple[int, list[Mark]]:
-        """Return marks at equal distances, of a local file that is not compressed."""
-        if is_url(self.path) or self.name.endswith((".gz", ".zst")):
-            return self.count(), []
-        count, marks = 0, list[Mark]()
-        for count, (line, byte, _) in enumerate(self._lines(), start=1):
-            if byte >= _BYTES_PER_MARK * (len(marks) + 1):
-                marks.append((count - 1, line, byte))
-        return count, marks
+    def extent(self) -> int:
+        """Return the number of bytes, or 1 if reading cannot begin in the middle.
 
-    def with_marks(self, marks: Sequence[Mark]) -> Documents:
-        return replace(self, marks=tuple(map(tuple, marks)))
+        Compressed files are decompressed from the start, and HTTP servers may not send ranges.
+        """
+        is_whole = self.name.endswith(_COMPRESSED) or self.path.startswith(("http:", "https:"))
+        return 1 if is_whole else max(1, self.stamp()[0])
 
     def read(self, start: int, stop: int) -> Iterator[str]:
-        mark = max((mark for mark in self.marks if mark[0] <= start), default=_START)
-        for line_number, _, line in islice(self._lines(mark), start - mark[0], stop - mark[0]):
-            place = f"{self.name}, line {line_number}"
-            text = _decode(line, self.name, line_number)
-            if not self.column:
-                yield text
-                continue
-            try:
-                value: object = json.loads(text)
-            except (ValueError, RecursionError) as error:  # nested too deeply
-                raise DataError(f"{place}: not JSON ({error}). {FIX_FILE}") from error
-            yield text_of(value, self.column, place)
+        lines = islice(self._lines(0, sys.maxsize), start, stop)
+        return (self._text(line, data) for line, data in lines)
 
-    def _lines(self, mark: Mark = _START) -> Iterator[tuple[int, int, bytes]]:
-        """Yield the lines that are not empty, with their numbers and first bytes."""
-        _, first, byte = mark
-        with self._open(from_start=True) as file:
-            if byte:
-                file.seek(byte)
-            longest = DOCUMENT_BYTES.value
-            lines = iter(partial(file.readline, longest + 1), b"")
-            for line_number, line in enumerate(lines, first):
-                require_document_size(len(line), f"{self.name}, line {line_number}")
-                if line.strip():
-                    yield line_number, byte, line
-                byte += len(line)
+    def read_part(self, start: int, stop: int) -> Iterator[tuple[str, str]]:
+        """Yield place and text of the lines that begin in the range."""
+        for line, data in self._lines(start, stop if self.extent() > 1 else sys.maxsize):
+            yield f"{self.name}, line {line}", self._text(line, data)
+
+    def _text(self, line: int | str, data: bytes) -> str:
+        place, text = f"{self.name}, line {line}", _decode(data, self.name, line)
+        if not self.column:
+            return text
+        try:
+            value: object = json.loads(text)
+        except (ValueError, RecursionError) as error:  # nested too deeply
+            raise DataError(f"{place}: not JSON ({error}). {FIX_FILE}") from error
+        return text_of(value, self.column, place)
+
+    def _lines(self, start: int, stop: int) -> Iterator[tuple[int | str, bytes]]:
+        """Yield the lines that begin in bytes start .. stop - 1, and their numbers or places."""
+        longest = DOCUMENT_BYTES.value
+        with self._open(from_start=True, length=stop - start) as file:
+            position, data = start, b"\n"
+            if start:  # a line that begins before belongs to the range before
+                position, data = file.seek(start - 1), b""
+            while not data.endswith(b"\n") and position < stop:
+                data = file.readline(longest) or b"\n"
+                position += len(data)
+            for line_number in count(1):
+                data = file.readline(longest + 1) if position < stop else b""
+                if not data:
+                    break
+                line = f"at byte {position:,}" if start else line_number
+                require_document_size(len(data), f"{self.name}, line {line}")
+                if data.strip():
+                    yield line, data
+                position += len(data)
 
 
 class ParquetFile(_File):
@@ -170,27 +176,48 @@ class ParquetFile(_File):
 
     def count(self) -> int:
         """Return the number of rows, from the file's footer."""
-        parquet = optional_package("pyarrow.parquet", "data")
-        with self._open(from_start=False) as file, parquet.ParquetFile(file) as table:
-            num_rows = table.metadata.num_rows
-            _require_expansion(num_rows * _ROW_BYTES, file, f"{self.name}, {num_rows:,} rows")
-            return num_rows
+        with self._table() as (_, table):
+            return table.metadata.num_rows
+
+    def extent(self) -> int:
+        """Return the number of bytes; row group i of N begins at i / N of them."""
+        return max(1, self.stamp()[0])
 
     def read(self, start: int, stop: int) -> Iterator[str]:
         """Yield the texts; row groups outside the range are not read."""
+        with self._table() as (file, table):
+            for _, text in self._rows(file, table, start, stop):
+                yield text
+
+    def read_part(self, start: int, stop: int) -> Iterator[tuple[str, str]]:
+        """Yield place and text of the rows of the row groups that begin in the range."""
+        with self._table() as (file, table):
+            groups = table.num_row_groups
+            ends = [0, *accumulate(table.metadata.row_group(i).num_rows for i in range(groups))]
+            extent = max(1, file.seek(0, os.SEEK_END))
+            first, last = (min(groups, -(-groups * byte // extent)) for byte in (start, stop))
+            yield from self._rows(file, table, ends[first], ends[last])
+
+    @contextmanager
+    def _table(self) -> Generator[tuple[Any, Any]]:
         parquet = optional_package("pyarrow.parquet", "data")
         with self._open(from_start=False) as file, parquet.ParquetFile(file) as table:
-            kind, row = self._kind_of_text(table.schema_arrow), 0
-            for group in range(table.num_row_groups):
-                rows = table.metadata.row_group(group).num_rows
-                if row < stop and row + rows > start:
-                    values = self._values(table, group, kind, file)
-                    for index, value in enumerate(islice(values, stop - row), start=row):
-                        if index >= start:
-                            place, data = f"{self.name}, row {index + 1}", value.as_buffer()
-                            require_document_size(0 if data is None else data.size, place)
-                            yield text_of({self.column: value.as_py()}, self.column, place)
-                row += rows
+            rows = table.metadata.num_rows
+            _require_expansion(rows * _ROW_BYTES, file, f"{self.name}, {rows:,} rows")
+            yield file, table
+
+    def _rows(self, file: Any, table: Any, start: int, stop: int) -> Iterator[tuple[str, str]]:
+        kind, row = self._kind_of_text(table.schema_arrow), 0
+        for group in range(table.num_row_groups):
+            rows = table.metadata.row_group(group).num_rows
+            if row < stop and row + rows > start:
+                values = self._values(table, group, kind, file)
+                for index, value in enumerate(islice(values, stop - row), start=row):
+                    if index >= start:
+                        place, data = f"{self.name}, row {index + 1}", value.as_buffer()
+                        require_document_size(0 if data is None else data.size, place)
+                        yield place, text_of({self.column: value.as_py()}, self.column, place)
+            row += rows
 
     def _kind_of_text(self, schema: Any) -> Any:
         types = optional_package("pyarrow.types", "data")
@@ -293,11 +320,12 @@ def _require_expansion(num_bytes: int, file: Any, place: str) -> None:
         )
 
 
-def _decode(data: bytes, path: str, line: int) -> str:
+def _decode(data: bytes, path: str, line: int | str = 1) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        line += data.count(b"\n", 0, error.start)
+        if isinstance(line, int):
+            line += data.count(b"\n", 0, error.start)
         raise DataError(
             f"{path}, line {line}: not UTF-8 ({error.reason}, byte {data[error.start]:#04x}). "
             "Convert the file to UTF-8 or leave it out."

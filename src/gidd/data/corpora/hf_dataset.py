@@ -5,6 +5,7 @@ Code in a dataset's repository is never run.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -89,8 +90,6 @@ class _Shard(Documents):
     index: int
     num_shards: int
 
-    quick_count = False
-
     @property
     def name(self) -> str:
         shard = f"shard {self.index + 1} of {self.num_shards}"
@@ -109,6 +108,13 @@ class _Shard(Documents):
         """Count by reading: the hub has at most the total over all shards."""
         with wrap_errors(self.name, _REMEDY):
             return sum(1 for _ in self._stream())
+
+    def extent(self) -> int:
+        """Return 1: a shard is streamed from its beginning."""
+        return 1
+
+    def read_part(self, start: int, stop: int) -> Iterator[tuple[str, str]]:
+        return super().read_part(0, sys.maxsize)
 
     def read(self, start: int, stop: int) -> Iterator[str]:
         column = self.corpus.text_field

@@ -67,13 +67,14 @@ def make_stamp(size: int | None, version: object) -> list[int]:
 
 
 @contextmanager
-def open_url(url: str, *, from_start: bool) -> Generator[Any]:
-    """Open a remote file, for sequential reading or for random access."""
+def open_url(url: str, *, from_start: bool, length: int) -> Generator[Any]:
+    """Open a remote file, for sequential reading of about `length` bytes or for random access."""
+    block = min(_BLOCK, max(1, length >> 7))  # so that little is read after the last byte
     with connect(url) as (system, path):
         # a single response works with servers that do not support byte ranges
-        options = {"block_size": 0} if from_start and url.startswith("http") else {}
-        with system.open(path, "rb", **options) as file:
-            yield BufferedReader(file, _BLOCK) if from_start else file
+        size = 0 if url.startswith("http") else block
+        with system.open(path, "rb", **({"block_size": size} if from_start else {})) as file:
+            yield BufferedReader(file, block) if from_start else file
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def submit_to_slurm(preparation: Preparation, options: SlurmOptions) -> DataMani
     left = preparation.unfinished()
     if not left:
         return preparation.finish()
-    opened = {part[0].location for work in left for parts in work.parts.values() for part in parts}
+    opened = {part[0].location for work in left for part in work.parts}
     require_submittable(opened, preparation.out, options)
     executors = optional_package("datatrove.executor.slurm", "cluster")
     remove_leftovers(preparation.out)
@@ -204,7 +204,7 @@ def _run_task(unfinished: Sequence[Work], threads: int, rank: int) -> None:
         raise DataError(f"{work.out} has a newer plan than this job, which is obsolete.")
     os.environ["RAYON_NUM_THREADS"] = str(threads)  # for the tokenizer
     if finished(work) is None:
-        write_shards(work, lambda documents: None)
+        write_shards(work, lambda tasks: None)
 
 
 def _finish(preparation: Preparation, rank: int) -> None:

@@ -1,25 +1,30 @@
 """Tokenize documents into shards on all cores; an interrupted preparation can be resumed.
 
-Shards (`train/00000.ds`, ...) are written atomically, then the record of their task (`tasks/`),
-last `manifest.json`; the bytes depend neither on the workers nor on interruptions.
+Shards (`train/00000.ds`, ...) are written atomically, then the record of their task (`tasks/`).
+The numbers of documents in the records say which of them are held out: these are moved to
+`validation/`, and last comes `manifest.json`. The bytes depend neither on the workers nor on
+interruptions.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import islice
 from os.path import commonprefix
 from pathlib import Path
+from statistics import median_low
+from typing import Any
 
 from gidd.common.files import file_lock, remove_leftovers
-from gidd.common.messages import show_counts
+from gidd.common.messages import print_message, show_counts
 from gidd.common.urls import without_credentials
 from gidd.data.corpora import CorpusSource, corpora_of, resolve
 from gidd.data.corpora.documents import Documents
 from gidd.data.corpora.formats import whole_lines
-from gidd.data.manifest import DataManifest, Split
+from gidd.data.manifest import DataManifest, ShardRecord, Split
 from gidd.data.preparation.tasks import (
     TASKS,
     TRAIN,
@@ -29,8 +34,12 @@ from gidd.data.preparation.tasks import (
     ValidationOrder,
     Work,
     finished,
+    held_out_by_task,
+    hold_out,
     load_or_create_plan,
     make_work,
+    no_documents,
+    num_held_out,
     plan_settings,
     read_plan,
     tokenizer_of,
@@ -42,6 +51,7 @@ from gidd.errors import ConfigError, DataError, GiddError
 
 LOGS = "logs"  # folder for the logs of cluster jobs
 _SAMPLED, _SAMPLED_CHARACTERS = 4, 1000
+_LARGE = 3  # times the median: tasks that the summary of a plan names
 _log = logging.getLogger(__name__)
 
 
@@ -71,12 +81,15 @@ def prepare(
         format: "text", or "chat": JSON lines with "messages", or with "prompt" and "response", of
             which the answers are generated and all else is given (`gidd.data.chat`).
         tasks: Number of tasks, each of at most one shard per split; by default 8, or one per 256 MB
-            above 2 GB. The shards depend on it, unlike on `workers`.
+            above 2 GB; fewer if files cannot be divided. Documents do not depend on it, but which
+            of them share a shard does.
         workers: Number of processes. Scripts need `if __name__ == "__main__":` if it is not 1.
         quiet: Show no progress.
     """
-    settings = (validation, validation_order, format, tasks, workers)
+    settings = (validation, validation_order, format, tasks)
     with start_preparation(sources, tokenizer, out, *settings) as started:
+        if not quiet:
+            print_message(started.summary())
         return run_locally(started, workers, quiet=quiet)
 
 
@@ -84,14 +97,14 @@ def run_locally(preparation: Preparation, workers: int, *, quiet: bool = False) 
     """Run the unfinished tasks on `workers` processes of this machine; write the manifest."""
     remove_leftovers(preparation.out)
     left = preparation.unfinished()
-    total, done = sum(item.documents(split) for item in left for split in item.parts), 0
-    with nullcontext() if quiet else show_counts("preparing documents") as show:
+    done = 0
+    with nullcontext() if quiet else show_counts("preparing tasks") as show:
 
-        def advance(documents: int) -> None:
+        def advance(tasks: int) -> None:
             nonlocal done
-            done += documents
+            done += tasks
             if show is not None:
-                show(done, total)
+                show(done, len(left))
 
         run_tasks(write_shards, left, workers, advance)
     return preparation.finish()
@@ -108,8 +121,27 @@ class Preparation:
         """Return the tasks that are not finished."""
         return [item for item in self.work if finished(item) is None]
 
+    def summary(self) -> str:
+        """Return the number of tasks, their bytes and the largest tasks, in a sentence or two."""
+        total, median = sum(item.size for item in self.work), median_low(i.size for i in self.work)
+        text = (
+            f"{len(self.work):,} tasks read {_megabytes(total)}, each {_megabytes(median)} (median)"
+        )
+        if not (large := [item for item in self.work if item.size > _LARGE * median]):
+            return f"{text}, the largest {_megabytes(max(item.size for item in self.work))}."
+        large.sort(key=lambda item: item.size, reverse=True)
+        names = ", ".join(
+            f"{item.name} reads {_megabytes(item.size)} of {item.parts[0][0].name}"
+            for item in large[:3]
+        )
+        return (
+            f"{text}. Tasks of more than {_LARGE} times the median: {len(large):,}. {names}. "
+            "Compressed files, text files and files of HTTP servers are read by one task each: "
+            "split them, or convert them to Parquet, if this takes too long."
+        )
+
     def finish(self) -> DataManifest:
-        """Write the manifest; raise `DataError` if a task is not finished."""
+        """Hold documents out and write the manifest; raise `DataError` if a task is unfinished."""
         records = {item.name: finished(item) for item in self.work}
         if missing := [name for name, record in records.items() if record is None]:
             names = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
@@ -117,11 +149,14 @@ class Preparation:
                 f"{self.out}: {len(missing)} of {len(self.work)} tasks are not finished ({names}). "
                 f"See {self.out / LOGS}. Run the same command again: finished tasks are kept."
             )
+        plan = read_plan(self.out)
+        recorded = self._hold_out(
+            plan, [record for record in records.values() if record is not None]
+        )
         shards = {
-            name: [record[name] for record in records.values() if record and name in record]
+            name: [record[name] for record in recorded if name in record]
             for name in (TRAIN, VALIDATION)
         }
-        plan = read_plan(self.out)
         tokenizer = tokenizer_of(self.out, self.work[0].plan)  # cached if tasks ran in this process
         manifest = DataManifest(
             tokenizer=tokenizer.fingerprint,
@@ -137,6 +172,27 @@ class Preparation:
         manifest.write(self.out)
         return manifest
 
+    def _hold_out(
+        self, plan: Mapping[str, Any], records: Sequence[Mapping[str, ShardRecord]]
+    ) -> list[Mapping[str, ShardRecord]]:
+        """Return the shards of all tasks after the validation documents are moved."""
+        counts = [sum(shard.documents for shard in record.values()) for record in records]
+        if not sum(counts):
+            raise no_documents(plan["sources"])
+        try:
+            total = num_held_out(plan["validation"], sum(counts))
+        except DataError:  # nothing is lost by starting again with another number
+            for item in self.work:
+                item.record.unlink()
+            raise
+        held_out = held_out_by_task(counts, total, plan["validation_order"])
+        return [
+            hold_out(item, record[TRAIN], documents)
+            if documents and VALIDATION not in record
+            else record
+            for item, record, documents in zip(self.work, records, held_out, strict=True)
+        ]
+
 
 @contextmanager
 def start_preparation(
@@ -147,7 +203,6 @@ def start_preparation(
     validation_order: ValidationOrder = "last",
     format: DataFormat = "text",
     tasks: int | None = None,
-    workers: int = 1,
     command: str = "",
 ) -> Generator[Preparation]:
     """Plan a preparation, or resume one, in a locked folder; arguments as in `prepare`.
@@ -176,11 +231,10 @@ def start_preparation(
         settings = plan_settings(documents, tokenizer, validation, validation_order, tasks, format)
         written = command.encode(errors="backslashreplace").decode()  # names may not be UTF-8
         notes = {"sources": names, "command": written, "known": last.known()}
-        plan = load_or_create_plan(out, documents, settings, notes, workers)
+        plan = load_or_create_plan(out, documents, settings, notes)
         tokenizer.save(out)
         work = make_work(out, plan, documents, tokenizer)
-        for folder in {out / split for item in work for split in item.parts}:
-            folder.mkdir(exist_ok=True)
+        (out / TRAIN).mkdir(exist_ok=True)
         if format == "text" and not any((out / TASKS).glob("[0-9]*.json")):
             _warn_if_lossy(tokenizer, documents)
         yield Preparation(out=out, work=work)
@@ -191,7 +245,7 @@ def _warn_if_lossy(tokenizer: Tokenizer, documents: Sequence[Documents]) -> None
     sources = documents[:: max(1, len(documents) // _SAMPLED)][:_SAMPLED]
     for source in sources:
         with suppress(GiddError):  # unreadable documents are reported by their task
-            for text in source.read(0, _SAMPLED // len(sources)):
+            for text in islice(source.texts(), _SAMPLED // len(sources)):
                 text = text[:_SAMPLED_CHARACTERS]
                 decoded = tokenizer.decode(tokenizer.encode(text))
                 if decoded != text:
@@ -202,3 +256,7 @@ def _warn_if_lossy(tokenizer: Tokenizer, documents: Sequence[Documents]) -> None
                         *(text[start:][:40], source.name, decoded[start:][:40]),
                     )
                     return
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

@@ -1,7 +1,7 @@
-"""The plan of a preparation and its tasks: documents to one shard per split, then a record.
+"""The plan of a preparation and its tasks: documents to a shard, then a record with their number.
 
-The plan (order of documents, split, tasks) depends on the sources and settings, not on the machine;
-`tasks/plan.json` keeps it for resuming.
+The plan divides the bytes of the sources, which are read once, by the tasks. It depends on the
+sources and settings, not on the machine; `tasks/plan.json` keeps it for resuming.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import hashlib
 import json
 import math
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from gidd.common.config.allowed import choice, require_arguments
-from gidd.common.config.codec import ADDED_LATER, from_plain
+from gidd.common.config.codec import from_plain
 from gidd.common.files import (
     MANIFEST_BYTES,
     PIECE_CHARACTERS,
@@ -33,9 +33,9 @@ from gidd.common.files import (
 )
 from gidd.common.terminal import shorten
 from gidd.data.chat import encode_chat, parse_chat
-from gidd.data.corpora.documents import Documents, Mark, named, read_ranges
+from gidd.data.corpora.documents import Documents, named
 from gidd.data.manifest import DATA_MANIFEST, GIVEN, INDEX, ShardRecord
-from gidd.data.processes import ReportProgress, run_tasks
+from gidd.data.processes import ReportProgress
 from gidd.data.tokenizers import Tokenizer
 from gidd.data.tokenizers.encoding import cut
 from gidd.errors import ConfigError, DataError, GiddError
@@ -49,10 +49,10 @@ _BATCH_CHARACTERS = 1 << 21
 _BATCH_PIECES = 4096
 
 Range = tuple[int, int, int]
-"""Index of a source, and a range start .. stop of its documents."""
+"""Index of a source, and a range start .. stop of its extent."""
 
-Task = dict[str, list[Range]]
-"""Consecutive documents, by split, that become at most one shard per split."""
+Part = tuple[Documents, tuple[int, ...], int, int]
+"""A source, its stamp when it was planned, and a range start .. stop of its extent."""
 
 ValidationOrder = Literal["last", "spaced"]
 """Documents to hold out: the last ones of all, or the last ones of every task."""
@@ -71,48 +71,49 @@ class _Notes:
     sources: tuple[str, ...]
     command: str
     known: Mapping[str, float]
-    counts: tuple[int, ...]
-    marks: tuple[tuple[Mark, ...], ...] = field(default=(), metadata={ADDED_LATER: True})
+    extents: tuple[int, ...]
 
 
 def make_tasks(
-    counts: Sequence[int], held_out: int, tasks: int, order: ValidationOrder = "last"
-) -> list[Task]:
-    """Divide all documents into `tasks` ranges of equal length, and each by split."""
+    sizes: Sequence[int], extents: Sequence[int], tasks: int
+) -> list[tuple[int, list[Range]]]:
+    """Return bytes and ranges of `tasks` equal parts of all sources, without empty parts.
+
+    What cannot be divided belongs to the part in which it ends.
+    """
+    ends = [0, *accumulate(sizes)]
+    tasks, result = min(tasks, ends[-1]), list[tuple[int, list[Range]]]()
+    for borders in pairwise(ends[-1] * index // tasks for index in range(tasks + 1)):
+        ranges, size = list[Range](), 0
+        for source in range(bisect_right(ends, borders[0]) - 1, bisect_left(ends, borders[1])):
+            begin, length, extent = ends[source], sizes[source], extents[source]
+            inside = (min(max(border - begin, 0), length) for border in borders)
+            start, stop = (byte * extent // length for byte in inside)
+            if start < stop:
+                ranges.append((source, start, stop))
+                size += (stop - start) * length // extent
+        if ranges:
+            result.append((size, ranges))
+    return result
+
+
+def held_out_by_task(counts: Sequence[int], held_out: int, order: ValidationOrder) -> list[int]:
+    """Return how many of its last documents each task holds out, given the documents of all."""
     ends = [0, *accumulate(counts)]
-    total = ends[-1]
-    result: list[Task] = []
-    for index in range(tasks):
-        start, stop = total * index // tasks, total * (index + 1) // tasks
-        if order == "last":
-            border = min(max(start, total - held_out), stop)
-        else:
-            border = stop - (stop * held_out // total - start * held_out // total)
-        ranges = {TRAIN: _ranges(ends, start, border), VALIDATION: _ranges(ends, border, stop)}
-        result.append({split: parts for split, parts in ranges.items() if parts})
-    return result
-
-
-def _ranges(ends: Sequence[int], start: int, stop: int) -> list[Range]:
-    """Return the ranges, source by source, of documents start .. stop - 1 of all sources."""
-    result: list[Range] = []
-    source = bisect_right(ends, start) - 1
-    while start < stop:
-        first, end = ends[source], min(stop, ends[source + 1])
-        if start < end:
-            result.append((source, start - first, end - first))
-        start, source = max(start, end), source + 1
-    return result
+    if order == "last":
+        return [
+            min(max(0, stop - max(start, ends[-1] - held_out)), stop - start)
+            for start, stop in pairwise(ends)
+        ]
+    return [
+        stop * held_out // ends[-1] - start * held_out // ends[-1] for start, stop in pairwise(ends)
+    ]
 
 
 def num_held_out(validation: Validation, documents: int) -> int:
     """Return the number of held-out documents: `validation`, or that fraction if below 1."""
     if validation == "auto":
         return min(max(1, documents // 10), documents - 1)
-    if not (validation >= 0 and (isinstance(validation, int) or validation < 1)):
-        raise ConfigError(
-            f"validation must be a number of documents or a fraction in [0, 1), got {validation}."
-        )
     held_out = validation if isinstance(validation, int) else int(validation * documents)
     if held_out >= documents:
         raise DataError(
@@ -132,6 +133,11 @@ def plan_settings(
     format: DataFormat = "text",
 ) -> dict[str, Any]:
     """Return everything the shards depend on, as JSON; a run can be resumed if it is equal."""
+    is_fraction = isinstance(validation, float)
+    if validation != "auto" and not 0 <= validation < (1 if is_fraction else math.inf):
+        raise ConfigError(
+            f"validation must be a number of documents or a fraction in [0, 1), got {validation}."
+        )
     require_arguments(
         validation_order=(validation_order, choice(get_args(ValidationOrder))),
         format=(format, choice(get_args(DataFormat))),
@@ -158,28 +164,23 @@ def read_plan(out: Path) -> dict[str, Any]:
     plan = read_json(path, remedy, DataError, MANIFEST_BYTES)
     known = {field.name: plan[field.name] for field in fields(_Notes) if field.name in plan}
     try:
-        if min(from_plain(_Notes, known, "plan", has_kinds=False).counts, default=0) < 0:
-            raise ConfigError(f"counts must not be negative, got {shorten(plan['counts'])}.")
+        if min(from_plain(_Notes, known, "plan", has_kinds=False).extents, default=0) < 0:
+            raise ConfigError(f"extents must not be negative, got {shorten(plan['extents'])}.")
     except ConfigError as error:
         raise DataError(f"{path} is not a valid plan: {error} {remedy}") from error
     return plan
 
 
 def load_or_create_plan(
-    out: Path,
-    documents: Sequence[Documents],
-    settings: dict[str, Any],
-    notes: dict[str, Any],
-    workers: int,
+    out: Path, documents: Sequence[Documents], settings: dict[str, Any], notes: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the plan of the run to resume, or count the documents and write a new plan."""
+    """Return the plan of the run to resume, or write a new plan."""
     path = out / TASKS / PLAN
     if path.is_file():
         plan = read_plan(out)
         changed = [name for name, value in settings.items() if plan.get(name) != value]
-        if not changed:
-            lists = ("counts", "marks")
-            changed = [name for name in lists if len(plan.get(name, documents)) != len(documents)]
+        if not changed and len(plan["extents"]) != len(documents):
+            changed = ["extents"]
         if not changed:
             return plan
         if any((out / TASKS).glob("[0-9]*.json")):
@@ -189,36 +190,28 @@ def load_or_create_plan(
             )  # without finished tasks, nothing is lost by starting again
     elif any(out.glob("*/*.ds")) or (out / DATA_MANIFEST).exists():
         raise DataError(f"{out} has shards but no {TASKS}/{PLAN}. Choose another --out folder.")
-    is_slow = sum(not source.quick_count for source in documents) > 1
-    workers = workers if is_slow else min(workers, 1)  # `run_tasks` raises if it is below 1
-    counted = run_tasks(_count, documents, workers, lambda _: None)
-    plan = settings | notes | {"counts": [count for count, _ in counted]}
-    if not sum(plan["counts"]) or not _size(plan):
-        raise DataError(f"{', '.join(notes['sources'])}: there is no document. Check the sources.")
-    if any(marks := [marks for _, marks in counted]):
-        plan["marks"] = marks
-    tasks_of(plan)  # raises on invalid settings before they are recorded
+    if not any(size for _, size, *_ in settings["documents"]):
+        raise no_documents(notes["sources"])
+    plan = settings | notes | {"extents": [source.extent() for source in documents]}
+    if not tasks_of(plan):  # raises on invalid settings before they are recorded
+        raise no_documents(notes["sources"])
     write_json(path, plan, MANIFEST_BYTES)
     return plan
 
 
-def tasks_of(plan: dict[str, Any]) -> list[Task]:
+def no_documents(sources: Iterable[str]) -> DataError:
+    """Return the error for sources without a document."""
+    return DataError(f"{', '.join(sources)}: there is no document. Check the sources.")
+
+
+def tasks_of(plan: dict[str, Any]) -> list[tuple[int, list[Range]]]:
     """Return the tasks of a plan: as many as given, else 8, or one per 256 MB above 2 GB."""
-    num_tasks, total = plan["tasks"], sum(plan["counts"])
+    num_tasks, extents = plan["tasks"], plan["extents"]
     if num_tasks is not None and num_tasks < 1:
         raise ConfigError(f"tasks must be at least 1, got {num_tasks}. Omit it to use the default.")
-    tasks = min(total, num_tasks or max(8, math.ceil(_size(plan) / _BYTES_PER_TASK)))
-    held_out = num_held_out(plan["validation"], total)
-    return make_tasks(plan["counts"], held_out, tasks, plan["validation_order"])
-
-
-def _size(plan: dict[str, Any]) -> int:
-    return sum(size for _, size, *_ in plan["documents"])
-
-
-def _count(documents: Documents, report: ReportProgress) -> tuple[int, list[Mark]]:
-    report(0)
-    return documents.count_with_marks()
+    stored = [size if size >= 0 else _BYTES_PER_TASK for _, size, *_ in plan["documents"]]
+    sizes = [max(1, *pair) for pair in zip(stored, extents, strict=True)]
+    return make_tasks(sizes, extents, num_tasks or max(8, math.ceil(sum(sizes) / _BYTES_PER_TASK)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,12 +225,9 @@ class Work:
     plan: str
     """Digest of the plan that the task belongs to."""
     format: DataFormat
-    parts: dict[str, list[tuple[Documents, int, int]]]
-    """By split: sources and ranges start .. stop of their documents."""
-
-    def documents(self, split: str) -> int:
-        """Return the number of documents of a split."""
-        return sum(stop - start for _, start, stop in self.parts[split])
+    size: int
+    """Bytes of the sources that the task reads."""
+    parts: tuple[Part, ...]
 
     def file(self, split: str) -> str:
         """Return the token file of a split, relative to the output folder."""
@@ -248,54 +238,91 @@ class Work:
         """Path of the record, which exists if the task is finished."""
         return self.out / TASKS / f"{self.name}.json"
 
+    def finish(self, shards: Mapping[str, ShardRecord]) -> Mapping[str, ShardRecord]:
+        """Write the record of the shards, by split, and return them."""
+        listed = {split: shard.to_json() for split, shard in shards.items()}
+        write_json(self.record, {"plan": self.plan, "shards": listed})
+        return shards
+
 
 def make_work(
     out: Path, plan: dict[str, Any], documents: Sequence[Documents], tokenizer: Tokenizer
 ) -> tuple[Work, ...]:
     """Return the tasks of a plan, with the sources instead of their indices."""
     dtype = "uint16" if tokenizer.vocab.size <= 1 << 16 else "uint32"
-    digest, work = plan_digest(plan), list[Work]()
-    marks = plan.get("marks", [()] * len(documents))
-    documents = [source.with_marks(places) for source, places in zip(documents, marks, strict=True)]
-    for index, task in enumerate(tasks_of(plan)):
-        parts = {
-            split: [(documents[source], start, stop) for source, start, stop in ranges]
-            for split, ranges in task.items()
-        }
-        name, form = f"{index:05d}", plan.get("format", "text")
-        work.append(Work(out=out, name=name, dtype=dtype, plan=digest, format=form, parts=parts))
+    digest, form, work = plan_digest(plan), plan.get("format", "text"), list[Work]()
+    stamps = [tuple(stamp) for _, *stamp in plan["documents"]]
+    for index, (size, ranges) in enumerate(tasks_of(plan)):
+        parts = tuple((documents[i], stamps[i], start, stop) for i, start, stop in ranges)
+        task = Work(
+            out=out,
+            name=f"{index:05d}",
+            dtype=dtype,
+            plan=digest,
+            format=form,
+            size=size,
+            parts=parts,
+        )
+        work.append(task)
     return tuple(work)
 
 
 def write_shards(work: Work, report: ReportProgress) -> None:
-    """Write the shards and then the record of a task, with the tokenizer of the output folder."""
+    """Write the shard and then the record of a task, with the tokenizer of the output folder.
+
+    `report` is called with 0 after every batch, and with 1 at the end.
+    """
     tokenizer = tokenizer_of(work.out, work.plan)
-    shards: dict[str, Any] = {}
-    for split, parts in work.parts.items():
-        documents = read_ranges(parts)
-        if work.format == "chat":
-            encoded = _encode_chats(documents, tokenizer)
-        else:
-            encoded = _encode_texts(_pieces(documents, tokenizer), tokenizer)
-        shards[split] = _write_shard(work, work.file(split), encoded, report).to_json()
-    write_json(work.record, {"plan": work.plan, "shards": shards})
+    documents = _read(work.parts)
+    if work.format == "chat":
+        batches = _encode_chats(documents, tokenizer)
+    else:
+        batches = _encode_texts(_pieces(documents, tokenizer), tokenizer)
+    first = next(batches, None)  # a range of bytes may contain no document
+    shards = {}
+    if first is not None:
+        shards[TRAIN] = _write_shard(work, TRAIN, chain([first], batches), report)
+    work.finish(shards)
+    report(1)
 
 
-def finished(work: Work) -> dict[str, ShardRecord] | None:
+def _read(parts: Iterable[Part]) -> Iterator[tuple[str, str]]:
+    """Yield place and text of the documents of a task."""
+    for documents, stamp, start, stop in parts:
+        yield from documents.read_part(start, stop)
+        if tuple(documents.stamp()) != stamp:
+            raise DataError(
+                f"{documents.name} changed after it was planned. Prepare into a new folder."
+            )
+
+
+def hold_out(work: Work, shard: ShardRecord, documents: int) -> Mapping[str, ShardRecord]:
+    """Move the last documents of a task from its training shard to a validation shard."""
+    (work.out / VALIDATION).mkdir(exist_ok=True)
+    if documents == shard.documents:
+        for file in shard.files(work.dtype):
+            (work.out / file).rename(work.out / VALIDATION / Path(file).name)
+        return work.finish({VALIDATION: replace(shard, file=work.file(VALIDATION))})
+    border, end = shard.documents - documents, shard.documents
+    held_out = _write_shard(work, VALIDATION, _encoded_of(work, border, end), lambda tasks: None)
+    rest = _write_shard(work, TRAIN, _encoded_of(work, 0, border), lambda tasks: None)
+    return work.finish({TRAIN: rest, VALIDATION: held_out})
+
+
+def finished(work: Work) -> Mapping[str, ShardRecord] | None:
     """Return the shards of a task, or None if a record or shard is missing or incomplete."""
     try:
         record = read_json(work.record, "", DataError)
         shards = {
-            split: from_plain(ShardRecord, record["shards"][split], split, has_kinds=False)
-            for split in work.parts
+            split: from_plain(ShardRecord, shard, split, has_kinds=False)
+            for split, shard in record["shards"].items()
         }
-    except (GiddError, KeyError, TypeError):
+    except (AttributeError, GiddError, KeyError, TypeError):
         return None
     for split, shard in shards.items():
         sizes = {work.out / file: size for file, (size, _) in shard.files(work.dtype).items()}
         is_complete = all(p.is_file() and p.stat().st_size == sizes[p] for p in sizes)
-        expected = work.file(split), work.documents(split)
-        if not is_complete or (shard.file, shard.documents) != expected:
+        if not is_complete or split not in (TRAIN, VALIDATION) or shard.file != work.file(split):
             return None
     return shards if record.get("plan") == work.plan else None
 
@@ -312,15 +339,27 @@ _Piece = tuple[str, str, bool]  # document, text, and whether it is the document
 class _Encoded(NamedTuple):
     """Tokens of a document or of a piece of it."""
 
-    tokens: list[int]
+    tokens: Sequence[int] | np.ndarray
     is_last: bool
-    given: list[bool] | None = None
+    given: Sequence[bool] | np.ndarray | None = None
+
+
+def _encoded_of(work: Work, start: int, stop: int) -> Iterator[list[_Encoded]]:
+    """Yield documents start .. stop - 1 of the training shard of a task."""
+    file = work.out / work.file(TRAIN)
+    tokens = np.memmap(file, np.dtype(work.dtype).newbyteorder("<"), "r")
+    given = np.memmap(f"{file}{GIVEN}", np.uint8, "r") if work.format == "chat" else None
+    ends = np.memmap(f"{file}{INDEX}", "<u8", "r")
+    begin = int(ends[start - 1]) if start else 0
+    for end in map(int, ends[start:stop]):
+        yield [_Encoded(tokens[begin:end], True, None if given is None else given[begin:end])]
+        begin = end
 
 
 def _write_shard(
-    work: Work, file: str, batches: Iterable[list[_Encoded]], report: ReportProgress
+    work: Work, split: str, batches: Iterable[list[_Encoded]], report: ReportProgress
 ) -> ShardRecord:
-    dtype = np.dtype(work.dtype).newbyteorder("<")
+    dtype, file = np.dtype(work.dtype).newbyteorder("<"), work.file(split)
     paths = [work.out / f"{file}{ending}" for ending in ("", INDEX, GIVEN)]
     paths = paths if work.format == "chat" else paths[:2]
     tokens, ends = 0, array("Q")
@@ -334,7 +373,7 @@ def _write_shard(
                 files[0].write(np.array(piece.tokens, dtype=dtype).tobytes())
                 if piece.given is not None:
                     files[2].write(bytes(piece.given))
-            report(sum(piece.is_last for piece in batch))
+            report(0)
         files[1].write(np.array(ends, dtype="<u8").tobytes())
     kinds = ("tokens_sha256", "index_sha256", "given_sha256")
     digests = dict(zip(kinds, map(sha256, paths), strict=False))
