@@ -48,6 +48,7 @@ class Stream(IntEnum):
     CORRUPTION = 10  # errors that an evaluation adds to a text
     CHOICE = 11  # which option a slot has
     DRAFT = 12  # which samples of a training batch are drafted
+    BLOCK = 13  # length of the blocks of a sample of a training batch
 
 
 def philox(

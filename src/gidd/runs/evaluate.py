@@ -110,6 +110,7 @@ def _likelihood(
         ranks=world,
         device=world.device,
         strata=len(texts),
+        block_length=next(iter(corrupt.block_lengths), None),
     )
     sizes, some = samples.scored.sum(-1).double(), slice(None, None, _ENDS_EVERY)
 
