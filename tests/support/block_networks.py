@@ -6,7 +6,7 @@ from torch import Tensor
 from gidd.models.backbones.bidirectional import BidirectionalConfig
 from gidd.models.backbones.dit_config import DiTConfig
 from gidd.models.backbones.hf_config import BidirectionalLMConfig
-from gidd.models.context import FinishedBlocks, start_id_of
+from gidd.models.context import FinishedBlocks
 from gidd.models.denoiser import Denoiser
 from gidd.vocab import Vocab
 
@@ -39,18 +39,16 @@ def block_denoiser(name: str, std: float = 0.15) -> Denoiser:
 def hidden_block_by_block(denoiser: Denoiser, z: Tensor, t: Tensor, x: Tensor, n: int) -> Tensor:
     """Hidden states of each block of single rows, given the keys and values of those before."""
     rows = list[Tensor]()
-    extra = start_id_of(denoiser.backbone) is not None
     for row in range(len(z)):
         pages, states = list[Tensor](), list[Tensor]()
         for start in range(0, z.shape[1], n):
             block = slice(start, start + n)
             size = len(z[row, block])
-            context, page_context = FinishedBlocks(1, start), FinishedBlocks(1, start)
-            for each, room in ((context, size + extra), (page_context, size)):
-                for number, page in enumerate(pages):
-                    each.put(0, number * n, page, room)
-                each.start[:], each.before[:] = start, x[row, start - 1] if start else -1
+            context = FinishedBlocks(1, start, size)
+            for number, page in enumerate(pages):
+                context.put(0, number * n, page)
+            context.start[:], context.before[:] = start, x[row, start - 1] if start else -1
             states.append(denoiser.hidden(z[row, None, block], t[[row]], context=context)[0])
-            pages.append(denoiser.keys_and_values(x[row, None, block], page_context))
+            pages.append(denoiser.keys_and_values(x[row, None, block], context))
         rows.append(torch.cat(states))
     return torch.stack(rows)

@@ -140,29 +140,29 @@ class FinishedBlocks:
     itself, which every forward pass writes: nothing is copied.
     """
 
-    def __init__(self, num_rows: int, capacity: int, device: torch.device | str = "cpu") -> None:
-        """Start with rows at the beginning of a text."""
-        self.capacity = capacity
+    def __init__(
+        self, num_rows: int, capacity: int, length: int, device: torch.device | str = "cpu"
+    ) -> None:
+        """Start with rows of at most `length` tokens, at the beginning of a text."""
+        self.capacity, self.length = capacity, length
         self.start = torch.zeros(num_rows, dtype=torch.int64, device=device)
         """Position of the first token of each row: the number of inputs before it."""
         self.before = torch.full_like(self.start, -1)
         """The token before each row; -1 at the beginning of a text."""
         self.stored: Tensor | None = None
-        """[layers, 2, B, H, capacity + inputs of a row, head_width], from the first `put` on."""
+        """[layers, 2, B, H, capacity + length + 1, head_width], from the first `put` on."""
 
-    def put(
-        self, row: int, position: int, page: Float[Tensor, "layers 2 H n width"], own: int
-    ) -> None:
-        """Store the keys and values of n inputs; a row itself has at most `own` inputs."""
+    def put(self, row: int, position: int, page: Float[Tensor, "layers 2 H n width"]) -> None:
+        """Store the keys and values of n inputs before a row."""
         if self.stored is None:
             layers, _, heads, _, width = page.shape
-            shape = layers, 2, len(self.start), heads, self.capacity + own, width
-            self.stored = page.new_zeros(shape)
+            num_inputs = self.capacity + self.length + 1  # one more if outputs are shifted
+            self.stored = page.new_zeros(layers, 2, len(self.start), heads, num_inputs, width)
         self.stored[:, :, row, :, position : position + page.shape[3]] = page
 
     def rows(self, index: Int[Tensor, " K"]) -> FinishedBlocks:
         """Return a copy of some rows."""
-        copy = FinishedBlocks(0, self.capacity)
+        copy = FinishedBlocks(0, self.capacity, self.length)
         copy.start, copy.before = self.start[index], self.before[index]
         copy.stored = None if self.stored is None else self.stored[:, :, index]
         return copy
@@ -194,8 +194,9 @@ class _BlockRows:
             stored, start = self._finished.stored, self._finished.capacity
             if stored is None:
                 return k, v
-            stored[layer, 0, :, :, start:], stored[layer, 1, :, :, start:] = k, v
-            return stored[layer, 0], stored[layer, 1]
+            both = stored[layer, :, :, :, : start + k.shape[2]]
+            both[0, :, :, start:], both[1, :, :, start:] = k, v
+            return both[0], both[1]
 
         return write
 

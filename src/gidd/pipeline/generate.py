@@ -195,6 +195,7 @@ async def run_requests(
     record_frames: bool,
     confidence: bool,
     stop: Sequence[str],
+    revise: int = 0,
 ) -> list[Generation]:
     """Sample requests, in blocks if `block_length` is given, and return a result for each.
 
@@ -207,9 +208,9 @@ async def run_requests(
     elif record_frames:
         raise ConfigError("record_frames must be False with block_length, got True (--html).")
     else:
-        recorded["block_length"] = block_length
+        recorded |= {"block_length": block_length} | ({"revise": revise} if revise else {})
         Budget.current().reserve(
-            sum(cost_of_blocks(session, request, block_length) for request in requests)
+            sum(cost_of_blocks(session, request, block_length, revise) for request in requests)
         )
 
         def has_stop(first_blank: int, tokens: tuple[int, ...]) -> bool:
@@ -222,6 +223,7 @@ async def run_requests(
                     session,
                     request,
                     block_length,
+                    revise=revise,
                     index=index,
                     on_step=on_step,
                     is_end=partial(has_stop, request.first_blank),
@@ -357,7 +359,7 @@ class TextStream(Iterator[TextState]):
         first, tokens, shown = request.first_blank, (), ""
         end = StreamEnd(first, 0, is_stopped=False)
         while not end.is_stopped:
-            block = next_block(request, tokens, self._block_length)
+            block = next_block(pipe.session, request, tokens, self._block_length)
             if block is None:
                 break
             sample = run_sync(pipe.session.run(block, on_step=on_step))
@@ -392,7 +394,8 @@ class TextStream(Iterator[TextState]):
                 items.put(None)
 
         thread, finished, done = Thread(target=run), "", 0
-        total = len(self._request.plan) * len(blocks_of(self._request, self._block_length))
+        blocks = blocks_of(self._pipe.session, self._request, self._block_length)
+        total = len(self._request.plan) * len(blocks)
         thread.start()
         try:
             while (item := items.get()) is not None:
