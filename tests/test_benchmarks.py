@@ -44,6 +44,8 @@ OPTIONS = {
 """Options beside --quick --json, of which the last one of a name counts."""
 
 QUOTED = {
+    "blocks": "step_ratio first_tokens_per_second block_64_ratio block_64_ratio_without overhead "
+    "bytes_per_token bytes_computed",
     "data": "tokenize_ratio prepare_megabytes_per_second open_seconds bytes_per_document "
     "read_ratio read_million_tokens_per_second loader_fraction_of_micro_step",
     "document_memory": "speeches english_30_mb letters_30_mb digits_2_mb",

@@ -423,7 +423,7 @@ async def score_tokens(
     pipe: Pipeline, tokens: Sequence[int], processors: tuple[Processor, ...] = ()
 ) -> Frame:
     """Return the prediction on a text of any length at the lowest noise level, by windows."""
-    parts = windows(len(tokens), pipe.context)
+    parts = windows(len(tokens), pipe.window)
     read = [scoring_request(tokens[part.start : part.stop], processors) for part in parts]
     frames = await predict_frames(pipe.session, read)
     # a frame is an index, a step, a time and then tensors over positions

@@ -163,6 +163,8 @@ class Pipeline:
         is given all tokens before a canvas."""
         self.default_block_length = next(iter(block_lengths), self.canvas_length)
         """The `block_length` of texts for which none is given; None: they are one block."""
+        self.window = min([context, *([max(block_lengths)] if block_lengths else [])])
+        """Tokens that the network reads together at most: longer texts are read by windows."""
         self.can_score_visible_tokens = can_score_visible_tokens(schedule)
         """Whether the network was trained with more noise than masking."""
 
@@ -486,6 +488,8 @@ class Pipeline:
             )
         options = with_changes(options or self.sampling, changes, self.infill)
         require_no_blocks(options.block_length, "a template")
+        if options.revise:
+            raise ConfigError(f"revise must be 0 with a template, got {options.revise}.")
         slots = build_choices(self, tokens, choices, spaced)
         if spaced and self.decoder.begins_with_space is not None:
             processors = (RequireAt(self.decoder.begins_with_space, spaced), *processors)
@@ -670,7 +674,7 @@ class Pipeline:
     def token_frequencies(self) -> torch.Tensor:
         """How often each token occurs, [V]: the mean prediction from noise alone."""
         return run_sync(
-            read_frequencies(self.window_reader(), self.context, self.decoder.never_written)
+            read_frequencies(self.window_reader(), self.window, self.decoder.never_written)
         )
 
     def window_reader(self, batch_size: int | None = None) -> WindowReader:

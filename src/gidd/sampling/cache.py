@@ -59,6 +59,10 @@ class KeyValueCache:
         self.num_bytes = self.hits = self.misses = 0
         """Bytes of pages; tokens of pages that were kept, and of pages that were computed."""
 
+    def __len__(self) -> int:
+        """Return the number of pages."""
+        return len(self._pages)
+
     def context(self, shape: Any, num_rows: int, capacity: int, length: int) -> Context:
         """Return the rows of a shape; those of the last shapes still have their pages."""
         context = self._buffers.pop(shape, None)

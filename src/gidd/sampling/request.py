@@ -158,8 +158,11 @@ class Request:
                 )
             return
         if self.is_guided or self.choices:
-            name = "choices" if self.choices else "guidance"
-            raise ConfigError(f"request.{name} must be left out with request.block_length.")
+            name = "choices" if self.choices else "guidance (guidance_scale)"
+            raise ConfigError(
+                f"request.{name} must be left out with request.block_length: text in blocks is "
+                "read by keys and values of one condition."
+            )
         if blank := [i for i, token in enumerate(self.tokens[: self.row_start]) if token is None]:
             raise ConfigError(
                 "request.tokens must have no blanks before the last request.num_open blocks of "
@@ -177,8 +180,8 @@ class Request:
                 "a request must have at least one token or blank, got an empty sequence. "
                 "Use blanks(length) to sample without a prompt."
             )
-        is_limited = max_length is not None and self.block_length is None
-        if is_limited and len(self.tokens) > max_length:
+        is_fixed = self.block_length is None  # else the oldest blocks are left out
+        if is_fixed and max_length is not None and len(self.tokens) > max_length:
             raise DataError(
                 f"a request must fit into the model's context of {max_length} tokens, got "
                 f"{len(self.tokens)}. Reduce the length, the prompt or the number of blanks."
