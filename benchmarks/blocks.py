@@ -45,10 +45,15 @@ ROUNDS = size(9, 1)
 
 def denoiser() -> Denoiser:
     """Return a network with small random weights."""
-    width, layers = size(256, 16), size(6, 1)
-    sizes = {"width": width, "num_layers": layers, "num_heads": size(4, 2)}
     torch.manual_seed(0)
-    network = DiT(DiTConfig(vocab_size=VOCAB.size, max_length=CONTEXT, **sizes))
+    config = DiTConfig(
+        vocab_size=VOCAB.size,
+        max_length=CONTEXT,
+        width=size(256, 16),
+        num_layers=size(6, 1),
+        num_heads=size(4, 2),
+    )
+    network = DiT(config)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
@@ -80,7 +85,7 @@ def step_ratio() -> float:
     pairs = [
         (timed(lambda: step(in_blocks)), timed(lambda: step(plain))) for _ in range(ROUNDS + 1)
     ]
-    return median(own / other for own, other in pairs[1:])
+    return median(ours / plain_time for ours, plain_time in pairs[1:])
 
 
 def block_times(cache_bytes: int) -> tuple[float, float, int]:
@@ -112,7 +117,7 @@ def overhead() -> float:
     model, plan = denoiser().eval(), sampling_plan(even_times(STEPS))
     session = Session(model, SCHEDULE, max_length=CONTEXT, block_lengths=(BLOCK,))
     context = FinishedBlocks(1, FAR, BLOCK)
-    page = torch.randn(len(model.backbone.blocks), 2, size(4, 2), BLOCK, size(64, 8))
+    page = torch.randn(size(6, 1), 2, size(4, 2), BLOCK, size(64, 8))
     for start in range(0, FAR, BLOCK):
         context.put(0, start, page)
     context.start[:] = FAR
@@ -127,8 +132,8 @@ def overhead() -> float:
     ratios = list[float]()
     tokens = tuple(torch.randint(1, VOCAB.size, (FAR,)).tolist())
     for index in range(ROUNDS + 1):
-        own = Request(tokens=(*tokens, *[None] * BLOCK), plan=plan, sample_index=index)
-        block = replace(own, block_length=BLOCK)
+        text = Request(tokens=(*tokens, *[None] * BLOCK), plan=plan, sample_index=index)
+        block = replace(text, block_length=BLOCK)
         (sample,) = session.sample([replace(block, tokens=(*tokens[:-BLOCK], *[None] * BLOCK))])
         after = (*sample.tokens, *[None] * BLOCK)  # the page before it is computed, as in a text
         after_block = replace(block, tokens=after)

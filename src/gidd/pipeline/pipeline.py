@@ -163,7 +163,7 @@ class Pipeline:
         is given all tokens before a canvas."""
         self.default_block_length = next(iter(block_lengths), self.canvas_length)
         """The `block_length` of texts for which none is given; None: they are one block."""
-        self.window = min([context, *([max(block_lengths)] if block_lengths else [])])
+        self.window: int = min(context, max(block_lengths, default=context))
         """Tokens that the network reads together at most: longer texts are read by windows."""
         self.can_score_visible_tokens = can_score_visible_tokens(schedule)
         """Whether the network was trained with more noise than masking."""

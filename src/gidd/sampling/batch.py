@@ -136,10 +136,10 @@ class Batch:
         valid = np.zeros(shape, np.bool_)
         requests = [progress.request for progress in members]
         for k, request in enumerate(requests):
-            own = request.tokens[(start_of := request.row_start) :]
-            tokens[k, : len(own)] = [-1 if v is None else v for v in own]
-            protected[k, : len(own)] = request.are_protected[start_of:]
-            valid[k, : len(own)] = True
+            open_tokens = request.tokens[(first := request.row_start) :]
+            tokens[k, : len(open_tokens)] = [-1 if v is None else v for v in open_tokens]
+            protected[k, : len(open_tokens)] = request.are_protected[first:]
+            valid[k, : len(open_tokens)] = True
         blank = tokens < 0
         state = start(
             self._schedule,
@@ -328,7 +328,7 @@ class _Rows:
         ends = [[step.t for step in planned], [step.s for step in planned]]
         self._t, self._s = upload(ends, time_dtype(device), device)
         places = rows + rows[:1] * num_copies
-        integers = [places, [each.request.first_step + each.steps_done for each in padded]]
+        integers = [places, [member.request.first_step + member.steps_done for member in padded]]
         index, step_index = upload(integers, torch.int64, device)
         before = None if context is None else context.blocks
         if places == list(range(len(state.seed))):

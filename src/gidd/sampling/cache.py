@@ -39,9 +39,11 @@ class Context:
     def load(self, row: int, tokens: Sequence[int], keys: Sequence[bytes], pages: Any) -> None:
         """Write the pages of a row that it does not have; `tokens` are those of all pages."""
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self._keys[row], keys, strict=False))
-        for number in range(len(list(same)), len(keys)):
-            size = pages[number].shape[3]
-            self.blocks.put(row, number * size, pages[number])
+        num_same = len(list(same))
+        self._keys[row] = keys[:num_same]  # writing may fail
+        for page_index in range(num_same, len(keys)):
+            size = pages[page_index].shape[3]
+            self.blocks.put(row, page_index * size, pages[page_index])
         self._keys[row] = keys
         self.blocks.start[row] = len(tokens)
         self.blocks.before[row] = tokens[-1] if tokens else -1
@@ -97,16 +99,16 @@ class KeyValueCache:
             self._pages.move_to_end(key)
         self.hits += num_found * block_length
         self.misses += (len(keys) - num_found) * block_length
-        for number in range(num_found, len(keys)):
-            before = tokens[: number * block_length]
+        for page_index in range(num_found, len(keys)):
+            before = tokens[: page_index * block_length]
             capacity = padded_to(len(before))
             shape = settings, block_length, capacity
             single = self.context(shape, 1, capacity, block_length)
-            single.load(0, before, keys[:number], pages)
+            single.load(0, before, keys[:page_index], pages)
             block = tokens[len(before) : len(before) + block_length]
             x = torch.tensor([block], device=self._device)
-            pages[number] = page = self._network.keys_and_values(x, single.blocks)
-            self._keep(keys[number], page)
+            pages[page_index] = page = self._network.keys_and_values(x, single.blocks)
+            self._keep(keys[page_index], page)
         context.load(row, tokens, keys, pages)
 
     def _keep(self, key: bytes, page: Tensor) -> None:
