@@ -40,7 +40,7 @@ SCHEDULE = HybridSchedule(VOCAB, 0.1)
 BLOCK, CONTEXT = size(32, 4), size(4096, 64)
 FAR = size(2048, 16)
 STEPS = size(16, 2)
-ROUNDS = size(9, 1)
+ROUNDS = size(5, 1)
 
 
 def denoiser() -> Denoiser:
@@ -99,7 +99,7 @@ def block_times(cache_bytes: int) -> tuple[float, float, int]:
     )
     plan, far = sampling_plan(even_times(STEPS)), size(63, 4)
     first, last = list[float](), list[float]()
-    for index in range(size(5, 1)):
+    for index in range(ROUNDS if cache_bytes else 1):
         tokens = torch.randint(1, VOCAB.size, (far * BLOCK,)).tolist()
         for given, times in (((), first), (tuple(tokens), last)):
             text = Request(tokens=(*given, *[None] * BLOCK), plan=plan, sample_index=index)

@@ -295,7 +295,7 @@ REFUSED = {
     ),
     "guidance": (
         lambda: session_of().sample([replace(BLOCK, guidance=Guidance(2.0, (12,) * 8 + (None,)))]),
-        "request.guidance must be left out",
+        "request.guidance (guidance_scale) must be left out",
     ),
     "revise": (
         lambda: run_sync(
