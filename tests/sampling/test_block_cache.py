@@ -79,7 +79,7 @@ def texts(session: Session, cases, at_once: int = 64):
     return run_sync(gather(runs, at_once))
 
 
-@pytest.mark.parametrize("num", [7, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num", [4, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["mixing", "converted"])
 def test_texts_depend_on_no_cache_and_no_company(name, num):
     """Also where requests are parked for shorter ones, and where blocks are opened again."""
@@ -88,9 +88,9 @@ def test_texts_depend_on_no_cache_and_no_company(name, num):
     assert texts(session_of(name, cache_bytes=0), cases, at_once=1) == expected
     assert texts(session_of(name, cache_bytes=20 * BYTES_PER_TOKEN), cases) == expected
     # products of other shapes have other bits: batches of one size agree
-    for rows in (2, 4) if num > 7 else (4,):
+    for rows in (2, 4) if num > 4 else (4,):
         together = texts(session_of(name, batch_size=rows), cases)
-        for k in range(rows, num, 4):
+        for k in range(rows - 1, num, 4):
             alone = texts(session_of(name, batch_size=rows, cache_bytes=0), cases[k : k + 1])
             assert alone == [together[k]]
 
@@ -158,15 +158,15 @@ class ExactInBlocks:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", ["masked", "hybrid"])
+@pytest.mark.parametrize("noise", [pytest.param("masked", marks=pytest.mark.long), "hybrid"])
 def test_blocks_with_the_optimal_denoiser_are_samples_of_the_source(noise):
     from support.sampling_worlds import VOCAB as SMALL
 
     schedule = MaskedSchedule(SMALL) if noise == "masked" else HybridSchedule(SMALL, 0.2)
     world = replace(world_of(schedule), length=4)
-    network, num = ExactInBlocks(world), 1000
+    network, num = ExactInBlocks(world), 500
     session = Session(network, schedule, batch_size=250, max_length=8, block_lengths=(2, 4))
-    plan = sampling_plan(sine_times(24))
+    plan = sampling_plan(sine_times(20))
     runs = (
         sample_blocks(session, Request(tokens=blanks(4), plan=plan, sample_index=i), 2)
         for i in range(num)
@@ -230,13 +230,14 @@ def block_of(tokens, begin) -> Request:
 def test_blocks_are_opened_again_and_every_edit_is_in_the_log():
     plan = PLANS[0] + corrector_plan(PosteriorCorrection(), 2, 0.3)
     changed = 0
-    for seed in range(6):
+    for seed in range(3):
         request = Request(tokens=prompt(24, (1, 2, 3)), plan=plan, seed=seed)
         session = session_of("dit")
         text = run_sync(sample_blocks(session, request, 4, revise=2))
-        assert text == run_sync(
-            sample_blocks(session_of("dit", cache_bytes=0), request, 4, revise=2)
-        )
+        if seed == 0:
+            assert text == run_sync(
+                sample_blocks(session_of("dit", cache_bytes=0), request, 4, revise=2)
+            )
         tokens, ends = {}, {}
         for edit in text.edits:
             if edit.position in tokens:

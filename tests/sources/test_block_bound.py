@@ -37,7 +37,7 @@ def test_entropies_of_blocks_given_what_is_before_add_up(source, block_length):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "source", "block_length"), few(SCHEDULES, SOURCES, [1, 2, 4], every=5)
+    ("name", "source", "block_length"), few(SCHEDULES, SOURCES, [1, 2, 4], every=9)
 )
 def test_the_optimal_denoiser_is_tight_at_every_block_length(name, source, block_length):
     worlds = block_worlds(SOURCES[source], SCHEDULES[name], LENGTH, block_length)

@@ -151,7 +151,7 @@ def test_the_estimator_adds_up_blocks():
     assert (blocks.draw(cut, 0)[:, 1] != blocks.draw(texts, 0)[:, 1]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_network_learns_to_write_in_blocks():
     """A chain whose next token is nearly certain: blocks of one token learn p(next | before)."""
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from gidd.common.devices import upload
 from gidd.diffusion.schedule import MixingSchedule, Times
 from gidd.errors import CheckpointError, ConfigError
-from gidd.sampling.cache import Context, KeyValueCache
+from gidd.sampling.cache import ContextRows, KeyValueCache
 from gidd.sampling.choices import Constrained
 from gidd.sampling.guidance import guided
 from gidd.sampling.network import UNUSABLE_PREDICTIONS, DenoisingNetwork
@@ -314,7 +314,7 @@ class _Rows:
         rows: list[int],
         members: list[Progress],
         num_rows: int,
-        context: Context | None = None,
+        context: ContextRows | None = None,
     ) -> None:
         """Take some rows from the state of a batch, and what is before them."""
         self._schedule, self._rows, self._members = schedule, rows, members

@@ -29,7 +29,7 @@ contexts have different lengths share forward passes."""
 _NUM_BUFFERS = 4
 
 
-class Context:
+class ContextRows:
     """The finished blocks before the rows of a batch, and which pages each row has."""
 
     def __init__(self, num_rows: int, capacity: int, length: int, device: torch.device) -> None:
@@ -56,7 +56,7 @@ class KeyValueCache:
         """Keep at most `max_bytes` of pages; 0 computes all pages again for each block."""
         self._network, self._max_bytes, self._device = network, max_bytes, device
         self._pages: OrderedDict[bytes, Float[Tensor, "layers 2 H n width"]] = OrderedDict()
-        self._buffers: OrderedDict[Any, Context] = OrderedDict()
+        self._buffers: OrderedDict[Any, ContextRows] = OrderedDict()
         self._settings: Any = None
         self.num_bytes = self.hits = self.misses = 0
         """Bytes of pages; tokens of pages that were kept, and of pages that were computed."""
@@ -65,11 +65,11 @@ class KeyValueCache:
         """Return the number of pages."""
         return len(self._pages)
 
-    def context(self, shape: Any, num_rows: int, capacity: int, length: int) -> Context:
+    def context(self, shape: Any, num_rows: int, capacity: int, length: int) -> ContextRows:
         """Return the rows of a shape; those of the last shapes still have their pages."""
         context = self._buffers.pop(shape, None)
         if context is None:
-            context = Context(num_rows, capacity, length, self._device)
+            context = ContextRows(num_rows, capacity, length, self._device)
         self._buffers[shape] = context
         while len(self._buffers) > _NUM_BUFFERS:
             self._buffers.popitem(last=False)
@@ -86,7 +86,12 @@ class KeyValueCache:
         return block_length * len([key for key in keys if key not in self._pages])
 
     def load(
-        self, context: Context, row: int, tokens: Sequence[int], block_length: int, settings: Any
+        self,
+        context: ContextRows,
+        row: int,
+        tokens: Sequence[int],
+        block_length: int,
+        settings: Any,
     ) -> None:
         """Give a row the keys and values of the tokens before it: of whole blocks."""
         if settings != self._settings:  # they change bits
