@@ -7,6 +7,7 @@ python measure.py blanks MODEL TEACHER held-out.jsonl      # two blanks of a sto
 TEACHER is the package of npm that `stories.py` reads, held-out.jsonl what it has drawn and no model
 was trained on. Samples are the first of seed 0, and stories the first of the file: none is chosen.
 Log-likelihoods are the teacher's, in nats; stories and samples are scored without their end.
+Needs gidd-proof, and harper-py for samples.
 """
 
 from __future__ import annotations
@@ -74,6 +75,15 @@ def known_words(texts: Iterable[str]) -> float:
     return sum(listed.get(word.removesuffix("'s"), 0) > 0 for word in words) / max(len(words), 1)
 
 
+def harper_mistakes(texts: Sequence[str]) -> float:
+    """Return the mistakes per 1,000 words that Harper finds."""
+    import harper
+
+    linter: Any = harper.Linter()
+    num_words = sum(len(WORD.findall(text)) for text in texts)
+    return 1000 * sum(len(linter.lint(text)) for text in texts) / max(num_words, 1)
+
+
 def with_wrong_word(story: str, counts: Counter[str], seed: int) -> Replaced:
     """Replace a random word by a random one of its 20 neighbors in frequency."""
     chance = random.Random(seed)
@@ -106,7 +116,8 @@ def grade_samples(pipe: Pipeline, teacher: Teacher, stories: Sequence[str], num:
         print(
             f"{name:20} {nats(teacher, texts)} nats per token, "
             f"{distinct_four_grams(texts):.1%} distinct 4-grams, "
-            f"{known_words(texts):.2%} known words"
+            f"{known_words(texts):.2%} known words, "
+            f"{harper_mistakes(texts):.1f} mistakes per 1,000 words by Harper"
         )
 
 
