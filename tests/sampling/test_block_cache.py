@@ -80,7 +80,7 @@ def texts(session: Session, cases, at_once: int = 64):
 
 
 @pytest.mark.parametrize("num", [4, pytest.param(200, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", ["mixing", "converted"])
+@pytest.mark.parametrize("name", ["mixing", pytest.param("converted", marks=pytest.mark.long)])
 def test_texts_depend_on_no_cache_and_no_company(name, num):
     """Also where requests are parked for shorter ones, and where blocks are opened again."""
     cases = requests(num)

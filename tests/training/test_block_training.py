@@ -178,7 +178,7 @@ def in_blocks(run, **changes):
     return replace(run, objective=replace(run.objective, block_lengths=(4, 8, 16), **changes))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_in_blocks_resumes_to_the_last_bit(tmp_path):
     run = in_blocks(tiny_run(speeches(tmp_path / "data", 300, 8), steps=6, save_every=3))
     train_here(run, tmp_path / "alone")
