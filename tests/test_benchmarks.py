@@ -32,7 +32,7 @@ OTHERS = {
 """Scripts that are run by another test, at the size of the documents."""
 
 SCRIPTS = sorted({path.stem for path in FOLDER.glob("*.py")} - PARTS - set(OTHERS))
-LONG = {"compiled_kernels", "document_memory", "roofline", "serving"}
+LONG = {"compiled_kernels", "document_memory", "reading", "roofline", "serving"}
 """Scripts that start processes, trace or compile, which takes more than five seconds."""
 
 OPTIONS = {
@@ -46,6 +46,7 @@ OPTIONS = {
 QUOTED = {
     "blocks": "step_ratio first_tokens_per_second block_64_ratio block_64_ratio_without overhead "
     "bytes_per_token bytes_computed",
+    "constraints": "law cost answers right error build ratio",
     "data": "tokenize_ratio prepare_megabytes_per_second open_seconds bytes_per_document "
     "read_ratio read_million_tokens_per_second loader_fraction_of_micro_step",
     "document_memory": "speeches english_30_mb letters_30_mb digits_2_mb",
@@ -57,6 +58,7 @@ QUOTED = {
     "instructions": "masked-0 hybrid-1 lora-masked lora-hybrid sampled guided corrected",
     "loss": "ratio_float32 ratio_masked memory_ratio",
     "optimizers": "train_loss nelbo nelbo_se seconds_per_step",
+    "reading": "quality losses scale storage",
     "samplers": "tv tv_error nats forward_passes",
     "sampling": "start_self_accuracy literal_self_accuracy batched_self_accuracy batched_calls",
     "sampling_distributions": "bigram_tv forbidden nats",

@@ -72,6 +72,23 @@ def test_infill_keeps_what_is_given(capsys, model, monkeypatch):
     assert out.endswith("“\n")
 
 
+def test_text_of_a_pattern_or_a_schema(capsys, model, tmp_path):
+    words = "sample", model, "--steps", "2", "--max-tokens", "9"
+    for more in ([], ["--block-length", "4"]):
+        out, _ = gidd(capsys, *words, "--prompt", "Peace", "--pattern", "[x-z]{2,5}", *more)
+        assert re.fullmatch("Peace[x-z]{2,5}\n", out)
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["a", "bc"]}')
+    out, _ = gidd(capsys, *words, "--schema", str(schema))
+    assert json.loads(out) in ("a", "bc")
+    out, _ = gidd(capsys, "infill", model, "Peace[MASK:3].", "--pattern", "[abc]+", "--steps", "2")
+    assert re.fullmatch("Peace[abc]+\\.\n", out)
+    for more in (["--schema", str(schema)], ["--stop", "a"], ["--out", str(tmp_path / "out")]):
+        with pytest.raises(SystemExit):
+            main([*words, "--pattern", "a", *more])
+        assert "pattern" in capsys.readouterr().err
+
+
 def test_infill_with_choices_and_guidance(capsys, model):
     words = ["Peace[MASK:2] all", "--choices", "ab", "cd", "--guidance-scale", "2", "--steps", "3"]
     out, _ = gidd(capsys, "infill", model, *words, "--negative-prompt", "of")

@@ -236,7 +236,7 @@ def test_shards_keep_the_condition(tokenizer, tmp_path):
     split = open_split(tmp_path / "out1")
     assert split.has_given
     config = LoaderConfig(
-        global_batch=27, length=24, pad_id=tokenizer.end_id, vocab_size=270, shuffle=False
+        global_batch=27, length=24, pad_id=tokenizer.end_id, vocab_size=270, shuffle="none"
     )
     arrays = BatchSource(split, config)[0]
     for number, pair in enumerate(pairs[:27]):

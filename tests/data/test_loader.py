@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig, open_split, shuffled
+from gidd.data.loading.loader import BatchSource, Loader, LoaderConfig, open_split
+from gidd.data.loading.order import shuffled
 from gidd.data.loading.shards import ShardSet, TokenShard, open_shard
 from gidd.data.preparation.prepare import prepare
 from gidd.data.tokenizers import train_tokenizer
@@ -54,8 +55,12 @@ def test_a_shard_that_replaces_another_is_read(tmp_path):
         assert open_shard(tmp_path / "a.ds").tokens[0:5].tolist() == document.tolist()
 
 
+SHUFFLES = pytest.mark.parametrize("shuffle", ["full", "blocks"])
+
+
 def config(**changes) -> LoaderConfig:
     settings = {"global_batch": 24, "length": 16, "pad_id": PAD, "vocab_size": VOCAB_SIZE}
+    settings["block_bytes"] = 200  # of the corpus above: 12 blocks
     return LoaderConfig(**(settings | changes))
 
 
@@ -110,40 +115,42 @@ def samples_of_step(source_of, num_ranks: int, step: int) -> dict[str, np.ndarra
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+@SHUFFLES
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
-def test_global_steps_do_not_depend_on_the_number_of_ranks(corpus, num_ranks):
+def test_global_steps_do_not_depend_on_the_number_of_ranks(corpus, num_ranks, shuffle):
     """Over two epochs: same samples in the same order; slices disjoint and complete."""
     shards, _ = corpus
-    steps = 2 * len(shards) // 24 + 1
+    settings, steps = config(shuffle=shuffle), 2 * len(shards) // 24 + 1
     for step in range(steps):
-        whole = BatchSource(shards, config())[step]
+        whole = BatchSource(shards, settings)[step]
         together = samples_of_step(
-            lambda rank, ranks: BatchSource(shards, config(), rank, ranks), num_ranks, step
+            lambda rank, ranks: BatchSource(shards, settings, rank, ranks), num_ranks, step
         )
         for name, array in whole.items():
             assert np.array_equal(together[name], array)
         assert np.array_equal(whole["sample_index"], np.arange(24) + 24 * step)
 
 
-LOADERS = [(ranks, 0, range(ranks)) for ranks in (1, 3, 8)]
-LOADERS += [(3, 2, [2])]  # of the ranks, the last one
+LOADERS = [("full", ranks, 0, range(ranks)) for ranks in (1, 3, 8)]
+LOADERS += [("full", 3, 2, [2]), ("blocks", 4, 0, range(4)), ("blocks", 2, 2, [1])]
 LOADERS += [
-    pytest.param(ranks, workers, range(ranks), marks=pytest.mark.long)
-    for ranks in (1, 2, 3, 8)
-    for workers in (0, 1, 2)
-    if workers or ranks == 2
+    pytest.param(shuffle, ranks, workers, range(ranks), marks=pytest.mark.long)
+    for shuffle in ("full", "blocks")
+    for ranks in (1, 2, 3, 4, 8)
+    for workers in (0, 1, 2, 4)
+    if workers or ranks in (2, 4)
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_ranks", "num_workers", "ranks"), LOADERS)
-def test_batches_do_not_depend_on_ranks_or_workers(corpus, num_ranks, num_workers, ranks):
+@pytest.mark.parametrize(("shuffle", "num_ranks", "num_workers", "ranks"), LOADERS)
+def test_batches_do_not_depend_on_ranks_or_workers(corpus, shuffle, num_ranks, num_workers, ranks):
     """The real pipeline, its threads and processes, over two epochs."""
     shards, _ = corpus
-    steps = 2 * len(shards) // 24 + 1
+    settings, steps = config(shuffle=shuffle), 2 * len(shards) // 24 + 1
     for rank in ranks:
-        source = BatchSource(shards, config(), rank, num_ranks)
-        loader = Loader(shards, config(), rank=rank, num_ranks=num_ranks, num_workers=num_workers)
+        source = BatchSource(shards, settings, rank, num_ranks)
+        loader = Loader(shards, settings, rank=rank, num_ranks=num_ranks, num_workers=num_workers)
         try:
             for step in range(steps):
                 batch = next(loader)
@@ -158,12 +165,12 @@ def test_batches_do_not_depend_on_ranks_or_workers(corpus, num_ranks, num_worker
 @settings(max_examples=2 * settings.default.max_examples)
 @given(
     st.integers(0, 12), st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 3, 5, 24]),
-    st.integers(1, 24), st.integers(0, 2**40),
+    st.integers(1, 24), st.integers(0, 2**40), st.sampled_from(["full", "blocks"]),
 )  # fmt: skip
-def test_resuming_on_another_number_of_ranks(corpus, stop, before, after, batch, seed):
+def test_resuming_on_another_number_of_ranks(corpus, stop, before, after, batch, seed, shuffle):
     """Stopped at a random step, resumed on other ranks: exactly the remaining samples."""
     shards, _ = corpus
-    settings = config(global_batch=max(batch, before, after), seed=seed)
+    settings = config(global_batch=max(batch, before, after), seed=seed, shuffle=shuffle)
     steps = stop + 4
     seen = [
         samples_of_step(
@@ -180,11 +187,12 @@ def test_resuming_on_another_number_of_ranks(corpus, stop, before, after, batch,
     assert np.array_equal(index, np.arange(len(index)))
 
 
-def test_a_loader_resumes_at_its_step(corpus):
-    shards, _ = corpus
-    first = Loader(shards, config())
+@SHUFFLES
+def test_a_loader_resumes_at_its_step(corpus, shuffle):
+    shards, settings = corpus[0], config(shuffle=shuffle)
+    first = Loader(shards, settings)
     batches = [next(first) for _ in range(6)]
-    again = Loader(shards, config(), start=3)
+    again = Loader(shards, settings, start=3)
     assert again.step == 3
     for step in range(3, 6):
         for ours, expected in zip(next(again)[:3], batches[step][:3], strict=True):
@@ -197,7 +205,7 @@ def test_a_loader_resumes_at_its_step(corpus):
 def test_an_error_while_reading_ahead_is_raised(tmp_path):
     documents = [np.full(3, 7)] * 40 + [np.full(3, VOCAB_SIZE)]
     shards = ShardSet([open_shard(write_shard(tmp_path, "a.ds", documents))])
-    loader = Loader(shards, config(global_batch=20, shuffle=False))
+    loader = Loader(shards, config(global_batch=20, shuffle="none"))
     assert [next(loader).tokens[0, 0].item() for _ in range(2)] == [7, 7]
     with pytest.raises(DataError, match=r"a\.ds: document 40"):
         next(loader)
@@ -267,9 +275,10 @@ def test_the_warning_about_jax_is_silenced_and_no_other():
 # --------------------------------------------------------------------------------------- crop, pad
 
 
-def test_every_epoch_has_every_document_once(corpus):
+@SHUFFLES
+def test_every_epoch_has_every_document_once(corpus, shuffle):
     shards, documents = corpus
-    source = BatchSource(shards, config(global_batch=1, length=64))
+    source = BatchSource(shards, config(global_batch=1, length=64, shuffle=shuffle))
     for epoch in range(3):
         found = []
         for k in range(len(documents)):
@@ -373,15 +382,18 @@ def test_more_shards_than_open_files(tmp_path):
     resource.setrlimit(resource.RLIMIT_NOFILE, (700, limits[1]))
     try:
         shards = ShardSet([open_shard(file) for file in files])
-        batch = BatchSource(shards, config(global_batch=1000, shuffle=False))[0]
+        batch = BatchSource(shards, config(global_batch=1000, shuffle="none"))[0]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert np.array_equal(batch["tokens"][:, 0], np.arange(1000) % 90)
 
 
-def test_workers_are_sent_names_not_tokens(tmp_path):
+@SHUFFLES
+def test_workers_are_sent_names_not_tokens(tmp_path, shuffle):
     file = write_shard(tmp_path, "a.ds", [np.zeros(100_000)])
-    assert len(pickle.dumps(BatchSource(ShardSet([open_shard(file)]), config()))) < 2000
+    source = BatchSource(ShardSet([open_shard(file)]), config(shuffle=shuffle))
+    source[0]
+    assert len(pickle.dumps(source)) < 3000
 
 
 DAMAGE = {
@@ -412,15 +424,16 @@ def test_damaged_shards_are_refused_when_opened(tmp_path, kind, seed):
     assert "gidd data prepare" in str(caught.value)
 
 
+@SHUFFLES
 @pytest.mark.parametrize("entry", range(3))
-def test_a_damaged_index_is_refused_when_read(tmp_path, entry):
+def test_a_damaged_index_is_refused_when_read(tmp_path, entry, shuffle):
     """Document ends that go back or beyond the tokens."""
     file = write_shard(tmp_path, "a.ds", [np.arange(5)] * 6)
     for value in (0, 2**40):
         ends = np.fromfile(f"{file}.index", np.uint64)
         ends[entry + 1] = value
         ends.tofile(tmp_path / "a.ds.index")
-        source = BatchSource(ShardSet([open_shard(file)]), config(global_batch=6))
+        source = BatchSource(ShardSet([open_shard(file)]), config(global_batch=6, shuffle=shuffle))
         with pytest.raises(DataError, match=r"a\.ds.*index is damaged"):
             source[0]
 

@@ -39,6 +39,19 @@ FORMS: dict[str, list[dict[str, Any]]] = {
 
 AWAY: dict[str, Any] = {
     "best_of": 2,
+    "guided_choice": ["ab", "abababab"],
+    "guided_json": {"enum": ["a", "ababab"]},
+    "guided_regex": "[a-c]{2,9}",
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"schema": {"enum": ["a", "ababab"]}},
+    },
+    "response_format.json_schema": {
+        "type": "json_schema",
+        "json_schema": {"schema": {"enum": [1, 12345678]}},
+    },
+    "response_format.type": {"type": "json_object"},
+    "structured_outputs": {"regex": "[a-c]{2,9}"},
     "block_length": 3,
     "choices": ["xyz", "aba"],
     "diffusing": True,

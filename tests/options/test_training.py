@@ -54,6 +54,8 @@ BASE = RunConfig(
 MODEL: dict[str, Any] = {"init_from": lambda at: str(at / "model")}
 FILES: dict[str, Any] = {"data.folder": None, "data.tokenizer": "bytes"}
 FILES |= {"data.sources": lambda at: (str(at / "text.jsonl"),)}
+MIXTURE = FILES | {"data.tokenizer": "gpt2"}
+MIXTURE |= {"data.sources": lambda at: (f"{at / 'text'}*3", f"{at / 'other'}*1")}
 LORA = MODEL | {"lora.rank": 2}
 MUON = {"optimizer": component("optimizer", "muon")}
 TIGHT = {"objective.weighting": component("weighting", "tight")}
@@ -85,6 +87,7 @@ def surfaces() -> dict[str, tuple[str, str, dict[str, Any]]]:
         found[f"{name}, LoRA, chat"] = ("chat", "", change | LORA)
     found["nelbo, chat"], found["nelbo, LoRA, text"] = ("chat", "", {}), ("text", "", LORA)
     found["files"] = ("text", "data.", FILES)
+    found["mixture"] = ("text", "data.", MIXTURE)
     found["init_from"] = ("text", "backbone", MODEL)
     found["init_from, files"] = ("text", "data.", FILES | {"data.tokenizer": "gpt2"} | MODEL)
     found["FSDP"] = ("text", "parallel.", {"parallel": FSDP()})
@@ -156,6 +159,7 @@ AWAY: dict[str, Any] = {
     "data.length": 12,
     "data.padding": ({"data.length": 96}, "ignored"),
     "data.packing": ({"data.padding": "ignored", "data.length": 96}, True),
+    "data.shuffle": "blocks",
     "data.workers": 1,
     "optim.learning_rate": 0.02,
     "optim.warmup": 2,
@@ -212,6 +216,7 @@ OWN: dict[tuple[str, str], Any] = {
     ("uniform", "objective.noise"): component("schedule", "masked"),
     ("masked-lm", "backbone.family"): "modernbert",
     ("chat", "data.format"): (FILES, "chat"),
+    ("mixture", "data.sources"): lambda at: (f"{at / 'text'}*1", f"{at / 'other'}*1"),
     ("batches", "data.padding"): "ignored",
     ("batches", "data.packing"): True,
     ("wsd", "optim.lr_schedule"): "cosine",

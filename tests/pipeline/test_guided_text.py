@@ -91,7 +91,7 @@ def test_a_blank_becomes_one_of_its_choices(pipe):
         )
         assert {one.filled[0] for one in made} <= {"a", "b", "c"}
         assert all(one.text == f"Peace{one.filled[0]} all" for one in made)
-        assert made[0].manifest["choices"] == [3]
+        assert made[0].manifest["constraints"] == ["the choices ['a', 'b', 'c']"]
     assert len({one.filled for one in made}) > 1
     choices = {1: ["bc", "de"]}
     for one in pipe.infill("a[MASK:3]p[MASK:2]q[MASK]", n=4, choices=choices, steps=4):

@@ -75,6 +75,22 @@ def test_resume_is_exact_to_the_last_bit(data, undisturbed, tmp_path):
         assert torch.equal(ours[name], tensor), name
 
 
+@pytest.mark.long
+def test_resume_by_blocks_is_exact_on_other_numbers_of_ranks(data, tmp_path):
+    """The samples, and so the losses, of blocks and windows, over several epochs."""
+    run = resumable(data, save_every=15)
+    run = replace(run, data=replace(run.data, shuffle="blocks"))
+    run_ranks(train_here, 1, run, tmp_path / "undisturbed")
+    kill_after(run, tmp_path / "killed", 15)
+    kill_after(run, tmp_path / "killed", 30, 2, FSDP())
+    with pytest.raises(ConfigError, match=r"data\.shuffle: blocks -> full"):
+        train_here(resumable(data), tmp_path / "killed")
+    run_ranks(train_here, 1, run, tmp_path / "killed", DDP())
+    ours, theirs = losses(tmp_path / "killed"), losses(tmp_path / "undisturbed")
+    assert len(ours) == STEPS // 3
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=0)
+
+
 @pytest.mark.slow
 def test_precision_is_chosen_by_the_device_and_kept_on_another(data, tmp_path, monkeypatch):
     def train_on(has_bf16, out, **changes):

@@ -36,6 +36,7 @@ def test_a_set_is_summarised():
     [
         ("modern.py", "| all |"),
         ("added_mistakes.py TEXT --json", '"spoiled"'),
+        ("alarms.py --code CODE", "0 files changed outside comments"),
         ("correction.py FOLDER --sets s --json", '"ms_per_character"'),
         ("reliability.py FOLDER --set s", "| confidence |"),
     ],
@@ -43,7 +44,8 @@ def test_a_set_is_summarised():
 def test_a_benchmark_runs_with_quick(script, printed, tmp_path, monkeypatch, capsys):
     (tmp_path / "s.tsv").write_text("I liek the cat.\tI like the cat.\nA good day.\tA good day.\n")
     (tmp_path / "text").write_text("I like the cat, and it was a good day. " * 40)
-    named = {"FOLDER": tmp_path, "TEXT": tmp_path / "text"}
+    (tmp_path / "code.py").write_text("retreive = defualt  # a mesage\n")
+    named = {"FOLDER": tmp_path, "TEXT": tmp_path / "text", "CODE": tmp_path / "code.py"}
     name, *words = (str(named.get(word, word)) for word in script.split())
     monkeypatch.setattr(sys, "argv", [name, *words, "--quick"])
     runpy.run_path(str(PACKAGE / "benchmarks" / name), run_name="__main__")

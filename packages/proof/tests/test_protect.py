@@ -43,6 +43,10 @@ def kept(text: str) -> str:
         ":clss:`Peopel`",
         "@usre",
         "#hashtga",
+        "\\verb|lmbda x|",
+        "$$ lmbda $$",
+        "retreive_cfg(pth, defualt=None)",
+        "mian()",
     ],
 )
 def test_code_addresses_paths_and_names(protected):
@@ -54,6 +58,27 @@ def test_fenced_code():
     text = "a\n```bash\npip instal\n```\nb\n  ~~~~\ncdoe\n~~~~\nc"
     assert kept(text).replace(".", "") == "```bash\npip instal\n```  ~~~~\ncdoe\n~~~~"
     assert kept("a\n```\nnever closed").startswith("..```")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "\\begin{verbatim}\nlmbda x\n\\end{verbatim}",
+        "\\begin{lstlisting}[language=C]\nlmbda x\n\\end{lstlisting}",
+        "\\begin{minted}{python}\nlmbda x\n\\end{minted}",
+        "\\begin{align*}\nlmbda &= x\n\\end{align*}",
+        "import os, sys",
+        "from fo.baz import x",
+        "#include <stdoi.h>",
+        "def mian(argv):",
+        "fi (pth) {",
+        "retrun (defualt);",
+        "defualt = pth",
+        "| stdev | flaot | 1 |",
+    ],
+)
+def test_lines_of_code_and_of_tables_of_names(line):
+    assert kept(f"See\n{line}\nthere").strip(".").startswith(line.rstrip("}"))
 
 
 def test_markup_at_the_beginning_of_lines():
@@ -73,6 +98,8 @@ def test_markup_at_the_beginning_of_lines():
         "a ` b",
         "",
         "a < b and c > d",
+        "The mistake(s) of people(s); we import cars and goods from there",
+        "| Its name | a row of a table with more words |",
         "It costs $ or euros, $ again",
     ],
 )

@@ -141,17 +141,21 @@ def test_the_answer_names_the_fields_that_have_no_effect(server):
     request(server, "/v2/words/delete", words, headers=PROGRAM)
 
 
-def test_the_language_is_not_detected_and_no_confidence_is_claimed(server):
-    german = "Das ist ein Haus."
-    for fields, code, source in (
-        ({"language": "auto"}, "en-US", "not detected"),
-        ({"language": "auto", "preferredVariants": "de-DE, en-GB"}, "en-GB", "not detected"),
-        ({"language": "en-AU"}, "en-AU", "given"),
+def test_the_language_is_detected_from_the_text(server):
+    german, english = "Das ist ein Haus und ich gehe jetzt. ", "The peopel are here. "
+    for text, fields, code, detected, confidence in (
+        (german, {"language": "auto"}, "en-US", "de", 1.0),
+        (english, {"language": "auto", "preferredVariants": "de-DE, en-GB"}, "en-GB", "en-GB", 1.0),
+        (german * 2 + english, {"language": "auto"}, "en-US", "de", 0.779),
+        ("Oj vbwt kqzr mfpj xhdk lqtz vwcn.", {"language": "auto"}, "en-US", "und", 1.0),
+        (german, {"language": "en-AU"}, "en-AU", "en-AU", None),
     ):
-        answer = whole_answer(server, text=german, **fields)
-        detected = answer["language"]["detectedLanguage"]
-        assert answer["language"]["code"] == detected["code"] == code
-        assert detected["source"].startswith(source) and "confidence" not in detected
+        answer = whole_answer(server, text=text, **fields)
+        language = answer["language"]
+        assert language["code"] == code
+        assert language["detectedLanguage"]["code"] == detected
+        assert language["detectedLanguage"].get("confidence") == confidence
+        assert len(answer["matches"]) == (english in text)
         assert answer["extendedSentenceRanges"][0]["detectedLanguages"] == []
 
 

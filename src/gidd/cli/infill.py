@@ -5,6 +5,7 @@ Examples:
   gidd infill models/nano - < letter.txt > filled.txt
   gidd infill models/nano "Peace and[MASK]" --num-samples 5 --sampler threshold --live
   gidd infill models/nano "The answer is[MASK]." --choices " yes" " no"
+  gidd infill models/nano "Sue has [MASK:2] cats." --pattern "[2-9]0?|ten"
 """
 
 import sys
@@ -27,6 +28,8 @@ class InfillOptions(TextCommandOptions):
     """Text with blanks, or - to read it from standard input."""
     choices: tuple[str, ...] = ()
     """Texts of which the blank becomes one, each of the blank's number of tokens."""
+    pattern: str = ""
+    """Regular expression that the blank matches."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -40,5 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     pipe = options.runtime.load(options.model)
     with show_steps("infilling", pipe, options.num_samples, live=options.output.live) as on_step:
         choices = options.choices or {}
-        generations = pipe.infill(text, choices=choices, on_step=on_step, **options.settings)
+        generations = pipe.infill(
+            text, choices=choices, pattern=options.pattern, on_step=on_step, **options.settings
+        )
     show_samples(options, pipe, generations, "Blanks filled")

@@ -76,6 +76,9 @@ def show_samples(
         if output.jsonl:
             names = ("text", "filled", "tokens", "confidence", "forward_passes")
             row: dict[str, Any] = {name: getattr(generation, name) for name in names}
+            if generation.log_probability is not None:
+                row["log_probability"] = generation.log_probability
+                row["log_constraint"] = generation.log_constraint
             if output.edits:
                 row["edits"] = [edit._asdict() for edit in generation.trace.edits]
             print_json(**row, manifest=generation.manifest)

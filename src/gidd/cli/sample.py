@@ -5,6 +5,7 @@ Examples:
   gidd sample models/nano --prompt "My fellow citizens" --num-samples 4 --steps 64 --temperature 0.8
   gidd sample models/nano --live
   gidd sample models/nano --block-length 16 --max-tokens 200 --stop "." "?"
+  gidd sample models/nano --prompt "Tim is " --pattern "[1-9] years old[.]" --max-tokens 12
   gidd sample models/nano --html sample.html --self-correction.forward-passes 64
   gidd sample models/nano --num-samples 100 --jsonl > samples.jsonl
   gidd sample models/nano --num-samples 100000 --out samples/nano
@@ -17,13 +18,15 @@ On a Ray cluster all machines must see the model and --out under the same paths.
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from gidd.cli.model_options import TextCommandOptions, parse_checked, show_steps
 from gidd.cli.output import print_text, show_samples, write_stdout
 from gidd.common.actors import ActorOptions
 from gidd.common.config.allowed import integer, unused_problems
+from gidd.common.files import read_json
 from gidd.common.messages import print_message, show_counts
+from gidd.errors import ConfigError
 from gidd.pipeline.options import STOP
 
 
@@ -41,6 +44,10 @@ class SampleOptions(TextCommandOptions):
     """Number of new tokens, in place of --length."""
     stop: Annotated[tuple[str, ...], STOP] = ()
     """Texts: a sample ends before the first of them that is generated."""
+    pattern: str | None = None
+    """Regular expression that the new text matches as a whole, e.g. "[0-9]{4}-[0-9]{2}"."""
+    schema: Path | None = None
+    """JSON file with a JSON Schema: the new text is valid JSON of it."""
     out: Path | None = None
     """Folder to write many samples to, as JSONL files; resumes if it exists."""
     executor: Literal["local", "ray"] = "local"
@@ -65,6 +72,12 @@ class SampleOptions(TextCommandOptions):
             yield "block_length must be omitted with --html and --live, which show all tokens."
         if self.length is not None and self.max_tokens is not None:
             yield "max_tokens must be omitted with --length, which includes the prompt."
+        if self.pattern is not None and self.schema is not None:
+            yield "pattern must be omitted with --schema, which stands for a pattern."
+        if self.stop and (self.pattern is not None or self.schema is not None):
+            yield "stop must be omitted with --pattern and --schema, which say where the text ends."
+        if self.out is not None and (self.pattern is not None or self.schema is not None):
+            yield "out writes samples of any text: omit --pattern and --schema."
         if self.stop and self.suffix:
             yield "stop must be omitted with --suffix, which ends the text."
         if self.executor != "ray":
@@ -86,6 +99,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.out is not None:
         _sample_to_folder(options, options.out)
         return
+    schema = None if options.schema is None else _read_schema(options.schema)
     pipe = options.runtime.load(options.model)
     is_plain = not (options.output.live or options.output.html or options.output.jsonl)
     if options.sampling.block_length is not None and options.num_samples == 1 and is_plain:
@@ -94,6 +108,8 @@ def main(arguments: Sequence[str]) -> None:
             length=options.length,
             max_tokens=options.max_tokens,
             stop=options.stop,
+            pattern=options.pattern,
+            schema=schema,
             seed=options.seed,
             sample_index=options.start_index,
             options=options.sampling,
@@ -109,11 +125,18 @@ def main(arguments: Sequence[str]) -> None:
             length=options.length,
             max_tokens=options.max_tokens,
             stop=options.stop,
+            pattern=options.pattern,
+            schema=schema,
             on_step=on_step,
             **options.settings,
         )
     title = f"{options.prompt} …" if options.prompt else "Text from noise"
     show_samples(options, pipe, generations, title)
+
+
+def _read_schema(path: Path) -> dict[str, Any]:
+    """Return the JSON Schema of a file."""
+    return read_json(path, "It is a JSON Schema, an object.", ConfigError)
 
 
 def _sample_to_folder(options: SampleOptions, out: Path) -> None:

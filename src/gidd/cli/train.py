@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> None:
     require_allowed(options)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out must be a folder, got the file {out}.")
-    if run.data.folder is None and not (out / "data").exists():
+    if not run.data.prepared and not (out / "data").exists():
         check_sources(run.data.sources)
     from gidd.runs.fit import fit
     from gidd.training.reporting.profile import profiler
@@ -101,7 +101,7 @@ def _require_packages(run: RunConfig) -> None:
     """Raise one `ConfigError` that installs all that is missing, before torch is imported."""
     from gidd.data.corpora import SOTU, HubCorpus, corpora_of
 
-    corpora = [] if run.data.folder else corpora_of(run.data.sources)
+    corpora = [] if run.data.prepared else corpora_of(run.data.sources)
     is_hub = any(isinstance(corpus, HubCorpus) for corpus in corpora)
     extras = {
         "data": ("datasets",) if is_hub else ("grain",) if run.data.workers else (),

@@ -19,6 +19,7 @@ from gidd.common.config.allowed import integer, require_allowed
 from gidd.common.config.codec import ADDED_LATER, from_plain
 from gidd.common.files import MANIFEST_BYTES, read_json, sha256, write_json
 from gidd.common.terminal import shorten
+from gidd.data.store import local_folder
 from gidd.data.tokenizers import TOKENIZER_FILE, FastTokenizer, Tokenizer, as_tokenizer
 from gidd.errors import ConfigError, DataError
 from gidd.vocab import Vocab
@@ -112,8 +113,9 @@ class DataManifest:
     @classmethod
     def read(cls, folder: str | Path) -> DataManifest:
         """Read the manifest of a prepared folder."""
-        path = Path(folder) / DATA_MANIFEST
-        if not Path(folder).is_dir():
+        folder = local_folder(folder)
+        path = folder / DATA_MANIFEST
+        if not folder.is_dir():
             raise DataError(f"the folder {folder} does not exist. Run `gidd data prepare`.")
         if not path.exists():
             raise DataError(

@@ -48,7 +48,8 @@ class Stream(IntEnum):
     CORRUPTION = 10  # errors that an evaluation adds to a text
     CHOICE = 11  # which option a slot has
     DRAFT = 12  # which samples of a training batch are drafted
-    BLOCK = 13  # length of the blocks of a sample of a training batch
+    WINDOW = 13  # order of the samples in a window of blocks
+    BLOCK = 14  # length of the blocks of a sample of a training batch
 
 
 def philox(

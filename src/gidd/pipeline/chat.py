@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gidd.common.config.allowed import integer, optional, require_arguments
 from gidd.data.chat import Messages, answer_end, check_messages, render_prompt
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError
-from gidd.pipeline.generate import build_requests
+from gidd.pipeline.generate import build_requests, constrained_text, pattern_of
 from gidd.pipeline.options import SamplingOptions
 from gidd.pipeline.results import Generation
 from gidd.sampling import Budget, Processor, Request, ban
@@ -60,6 +61,8 @@ def build_chat_request(
     max_tokens: int | None,
     seed: int,
     stop: Sequence[str],
+    pattern: str | None,
+    schema: Mapping[str, Any] | None,
     options: SamplingOptions,
     further_processors: Sequence[Processor] = (),
 ) -> tuple[Request, tuple[str, ...], int]:
@@ -76,9 +79,14 @@ def build_chat_request(
     room = min(_MAX_DEFAULT_TOKENS, max(1, pipe.context - len(tokens)))
     length = pipe.length_with(max_tokens or room, len(tokens))
     end, vocab = answer_end_of(pipe.tokenizer, stop), pipe.schedule.vocab
-    settings = options, None, 1, seed, 0, (), further_processors
-    ends = tuple(sorted(end.tokens))
-    (request,) = build_requests(pipe, with_blanks(length, tokens), ends, *settings)
+    ends, sequence = tuple(sorted(end.tokens)), with_blanks(length, tokens)
+    if pattern is not None or schema is not None:
+        written = pattern_of(pattern, schema, stop)
+        tail = "|".join(map(re.escape, end.strings))
+        pattern = rf"\s?(?:{written})" + (rf"(?:(?:{tail})[\s\S]*)?" if tail else "")
+    constraints = constrained_text(pipe, sequence, ends, pattern)
+    settings = options, None, 1, seed, 0, constraints, further_processors
+    (request,) = build_requests(pipe, sequence, ends, *settings)
     banned = {v for v in pipe.tokenizer.special_ids - end.tokens if v < vocab.size}
     processors = (ban(vocab, banned), *request.processors)
     return replace(request, processors=processors), end.strings, num_dropped

@@ -17,7 +17,9 @@ from gidd.common.config.allowed import SEED, integer, require_arguments
 from gidd.common.terminal import shorten
 from gidd.diffusion.error_rate import can_score_visible_tokens
 from gidd.errors import ConfigError, DataError
+from gidd.pipeline.json_schema import schema_pattern
 from gidd.pipeline.options import CLEAN_TIME, SamplingOptions, first_changed
+from gidd.pipeline.patterns import compile_pattern
 from gidd.pipeline.results import Generation, Trace, describe_request
 from gidd.pipeline.text import (
     TokenDecoder,
@@ -27,14 +29,17 @@ from gidd.pipeline.text import (
     without_partial_stop,
 )
 from gidd.sampling import (
-    AllowedTexts,
+    Automaton,
     Budget,
+    Constraint,
     Event,
     Frame,
     Guidance,
     OnStep,
     Plan,
+    PlannedStep,
     Processor,
+    ReadCandidates,
     Request,
     Sample,
     Session,
@@ -43,6 +48,7 @@ from gidd.sampling import (
     corrector_plan,
     gather,
     no_op,
+    one_of,
     run_sync,
 )
 from gidd.sampling.blocks import blocks_of, cost_of_blocks, next_block, sample_blocks
@@ -69,7 +75,7 @@ def build_requests(
     n: int,
     seed: int,
     start_index: int,
-    choices: tuple[AllowedTexts, ...] = (),
+    constraints: tuple[Constraint, ...] = (),
     further_processors: Sequence[Processor] = (),
 ) -> list[Request]:
     """Return one request per sample; without `stop`, terminators are never written."""
@@ -93,7 +99,7 @@ def build_requests(
         processors=processors,
         stop=stop,
         guidance=build_guidance(pipe, tokens, options),
-        choices=choices,
+        constraints=constraints,
     )
     return [replace(first, sample_index=start_index + i) for i in range(n)]
 
@@ -139,46 +145,107 @@ def build_guidance(pipe: Pipeline, tokens: Tokens, options: SamplingOptions) -> 
     return Guidance(scale, tuple(without))
 
 
-def build_choices(
+def compile_automaton(
+    pipe: Pipeline, pattern: str, *, at_start: bool = False, ends: tuple[int, ...] = ()
+) -> Automaton:
+    """Return the automaton of a pattern, for texts that end at any of the tokens `ends`."""
+    automaton = compile_pattern(pattern, pipe.token_texts, at_start=at_start)
+    return automaton.with_end(ends) if ends else automaton
+
+
+def pattern_of(
+    pattern: str | None, schema: Mapping[str, Any] | None, stop: Sequence[str]
+) -> str | None:
+    """Return the pattern of a text, or of the valid JSON of a schema; None if neither is given."""
+    if pattern is None and schema is None:
+        return None
+    name = "pattern" if schema is None else "schema"
+    if pattern is not None and schema is not None:
+        raise ConfigError("pattern must be omitted with schema, which stands for a pattern.")
+    if stop:
+        raise ConfigError(f"stop must be empty with a {name}, which says where the text ends.")
+    return schema_pattern(schema) if pattern is None else pattern
+
+
+def constrained_text(
+    pipe: Pipeline, tokens: Tokens, ends: tuple[int, ...], pattern: str | None
+) -> tuple[Constraint, ...]:
+    """Return the constraint of the blanks of a sequence whose text matches a pattern, if any."""
+    if pattern is None:
+        return ()
+    start, stop = tokens.index(None), len(tokens) - tokens[::-1].index(None)
+    return (Constraint(pipe.automaton(pattern, at_start=start == 0, ends=ends), start, stop),)
+
+
+Slots = tuple[tuple[Constraint, ...], list[list[tuple[int, ...]]]]
+"""Constraints of blanks, and the options of each; none of a pattern."""
+
+
+def build_constraints(
     pipe: Pipeline,
     tokens: Tokens,
     choices: Sequence[str] | Mapping[int, Sequence[str]],
+    pattern: str | Mapping[int, str],
     spaced: frozenset[int] = frozenset(),
-) -> tuple[AllowedTexts, ...]:
-    """Return the choices of a template: of its only blank, or of blanks by their index.
+) -> Slots:
+    """Return the constraints of a template: of its only blank, or of blanks by their index.
 
     Blanks that begin at a position of `spaced` took the space before them.
     """
     places = groupby(range(len(tokens)), key=lambda i: tokens[i] is None)
     blanks = [list(run) for is_blank, run in places if is_blank]
     only = 0 if len(blanks) == 1 else -1
-    by_blank = choices if isinstance(choices, Mapping) else {only: choices}
-    is_listed = all(isinstance(texts, list | tuple) for texts in by_blank.values())
-    if not is_listed or not by_blank.keys() <= set(range(len(blanks))):
-        raise ConfigError(
-            "choices must be a list for a template of one blank, or lists by the index of a blank, "
-            f"{{0: [...]}}, got {shorten(choices)} for {len(blanks)} blanks."
-        )
-    slots: list[AllowedTexts] = []
-    for index, texts in by_blank.items():
-        for text in texts:
-            require_text(text, "a choice")
-        if blanks[index][0] in spaced:
-            texts = [f" {text}" for text in texts]
-        starts = blanks[index][0] == 0
-        options = [tuple(pipe.decoder.encode(t, "a choice", starts=starts)) for t in texts]
-        lengths, size = [len(option) for option in options], len(blanks[index])
-        if any(length != size for length in lengths):
-            pairs = [f"{n} in {shorten(text)}" for text, n in zip(texts, lengths, strict=True)]
-            counts = ", ".join(pairs[:_SHOWN]) + (", ..." if len(pairs) > _SHOWN else "")
-            is_equal = len(set(lengths)) == 1
-            fix = f"Write [MASK:{lengths[0]}]" if is_equal else "Take choices of equal length"
-            raise DataError(
-                f"choices must have the number of tokens of their blank, {size}, got {counts}. "
-                f"{fix}, or compare complete texts with score()."
+    texts_of = choices if isinstance(choices, Mapping) else {only: choices}
+    patterns = pattern if isinstance(pattern, Mapping) else {only: pattern} if pattern else {}
+    for name, got, by_blank, kind, example in (
+        ("choices", choices, texts_of, (list, tuple), "a list"),
+        ("pattern", pattern, patterns, str, "a regular expression"),
+    ):
+        is_of_kind = all(isinstance(value, kind) for value in by_blank.values())
+        if not is_of_kind or not by_blank.keys() <= set(range(len(blanks))):
+            raise ConfigError(
+                f"{name} must be {example} for a template of one blank, or by the index of a "
+                f"blank, {{0: ...}}, got {shorten(got)} for {len(blanks)} blanks."
             )
-        slots.append(AllowedTexts(blanks[index][0], tuple(options)))
-    return tuple(slots)
+    if both := texts_of.keys() & patterns.keys():
+        raise ConfigError(f"blank {min(both)} must have choices or a pattern, got both.")
+    constraints, options = list[Constraint](), list[list[tuple[int, ...]]]()
+    for index in sorted(texts_of.keys() | patterns.keys()):
+        start, size = blanks[index][0], len(blanks[index])
+        space = " " if start in spaced else ""
+        if index in patterns:
+            written = f"{space}(?:{patterns[index]})" if space else patterns[index]
+            automaton, slot = pipe.automaton(written, at_start=start == 0), []
+        else:
+            for text in texts_of[index]:
+                require_text(text, "a choice")
+            texts = [space + text for text in texts_of[index]]
+            slot = _encode_choices(pipe, texts, size, starts=start == 0)
+            name = f"the choices {shorten(texts)}"
+            automaton = one_of(slot, pipe.schedule.vocab.size, name)
+        constraints.append(Constraint(automaton, start, start + size))
+        options.append(slot)
+    return tuple(constraints), options
+
+
+def _encode_choices(
+    pipe: Pipeline, texts: Sequence[str], size: int, *, starts: bool
+) -> list[tuple[int, ...]]:
+    """Return the tokens of the texts of which a blank of `size` tokens becomes one."""
+    options = [tuple(pipe.decoder.encode(t, "a choice", starts=starts)) for t in texts]
+    lengths = [len(option) for option in options]
+    if not options or len(set(options)) < len(options):
+        raise ConfigError(f"choices must be different texts, at least 1, got {shorten(texts)}.")
+    if any(length != size for length in lengths):
+        pairs = [f"{n} in {shorten(text)}" for text, n in zip(texts, lengths, strict=True)]
+        counts = ", ".join(pairs[:_SHOWN]) + (", ..." if len(pairs) > _SHOWN else "")
+        is_equal = len(set(lengths)) == 1
+        fix = f"Write [MASK:{lengths[0]}]" if is_equal else "Take choices of equal length"
+        raise DataError(
+            f"choices must have the number of tokens of their blank, {size}, got {counts}. "
+            f"{fix}, or compare complete texts with score()."
+        )
+    return options
 
 
 def require_no_blocks(block_length: int | None, feature: str) -> None:
@@ -274,6 +341,16 @@ async def build_generations(
         scored = [frames[-1] for frames in masked if confidence]
         for k in traced:
             traces[k] = replace(traces[k], frames=masked[k])
+    logs = dict[int, tuple[float, float]]()
+    if confidence:
+        of = [k for k, request in enumerate(requests) if request.constraints]
+        candidates = [(samples[k].tokens,) for k in of]
+        read = await read_candidates(session, [requests[k] for k in of], candidates)
+        for k, (log_p, log_accepted) in zip(of, read, strict=True):
+            is_new = torch.zeros(len(log_p), dtype=torch.bool)
+            for constraint in requests[k].constraints:  # to the first stop token, if there is one
+                is_new[constraint.start : min(constraint.stop, len(samples[k].text) + 1)] = True
+            logs[k] = float(log_p[is_new].sum()) - log_accepted, log_accepted
     confidences = [tuple(frame.probability.tolist()) for frame in scored] or [None] * len(samples)
     return [
         Generation(
@@ -284,10 +361,38 @@ async def build_generations(
             forward_passes=sample.forward_passes,
             trace=trace,
             manifest=describe_request(request),
+            log_probability=logs[k][0] if k in logs else None,
+            log_constraint=logs[k][1] if k in logs else None,
         )
-        for request, sample, trace, scores in zip(
-            requests, samples, traces, confidences, strict=True
+        for k, (request, sample, trace, scores) in enumerate(
+            zip(requests, samples, traces, confidences, strict=True)
         )
+    ]
+
+
+async def read_candidates(
+    session: Session, requests: Sequence[Request], candidates: Sequence[tuple[tuple[int, ...], ...]]
+) -> list[tuple[torch.Tensor, float]]:
+    """Return log x_theta of the tokens of candidates [L, K], and log p(constraint), at time 1."""
+    plans = [Plan((PlannedStep(ReadCandidates(texts), 1.0, 0.0),)) for texts in candidates]
+    pairs = zip(requests, plans, strict=True)
+    samples = await session.run_all([replace(request, plan=plan) for request, plan in pairs])
+    return [(sample.values[0], float(sample.values[1][0])) for sample in samples]
+
+
+async def choice_probabilities(
+    pipe: Pipeline, request: Request, options: Sequence[Sequence[tuple[int, ...]]]
+) -> list[list[float]]:
+    """Return the probabilities of the options of each constraint of a request."""
+    columns = max(map(len, options))
+    texts = [[0 if token is None else token for token in request.tokens] for _ in range(columns)]
+    for constraint, slot in zip(request.constraints, options, strict=True):
+        for text, option in zip(texts, slot, strict=False):
+            text[constraint.start : constraint.stop] = option
+    ((log_p, _),) = await read_candidates(pipe.session, [request], [tuple(map(tuple, texts))])
+    return [
+        log_p[constraint.start : constraint.stop, : len(slot)].sum(0).softmax(0).tolist()
+        for constraint, slot in zip(request.constraints, options, strict=True)
     ]
 
 

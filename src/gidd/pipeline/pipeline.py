@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -33,8 +33,12 @@ from gidd.pipeline.correct import (
 from gidd.pipeline.defaults import Examples, write_defaults
 from gidd.pipeline.generate import (
     TextStream,
-    build_choices,
+    build_constraints,
     build_requests,
+    choice_probabilities,
+    compile_automaton,
+    constrained_text,
+    pattern_of,
     require_no_blocks,
     run_requests,
 )
@@ -48,6 +52,7 @@ from gidd.pipeline.options import (
     no_count_at,
     with_changes,
 )
+from gidd.pipeline.patterns import TokenTexts
 from gidd.pipeline.precision import (
     Precision,
     choose_precision,
@@ -67,7 +72,9 @@ from gidd.pipeline.results import (
 from gidd.pipeline.score import TokenProbability, score_texts, token_probabilities
 from gidd.pipeline.text import Span, TokenDecoder, ban_unwritten_tokens, require_stop, require_text
 from gidd.sampling import (
+    Automaton,
     CachedFeatures,
+    Constraint,
     OnStep,
     Plan,
     Processor,
@@ -85,6 +92,9 @@ _CORRECTION = SelfCorrectionOptions()
 _LIKELIHOOD = LikelihoodOptions()
 _BLOCK_LENGTH = 32
 """Tokens of a block of a stream."""
+
+_KEPT_AUTOMATA = 128
+"""Patterns whose automata are kept."""
 
 _LENGTHS = 64
 """Sequences are padded to a multiple of this many tokens, if a forward pass has several."""
@@ -165,6 +175,10 @@ class Pipeline:
         """The `block_length` of texts for which none is given; None: they are one block."""
         self.window: int = min(context, max(block_lengths, default=context))
         """Tokens that the network reads together at most: longer texts are read by windows."""
+        self.automaton: Callable[..., Automaton] = lru_cache(_KEPT_AUTOMATA)(
+            partial(compile_automaton, self)
+        )
+        """Returns the automaton of a pattern, and keeps it for further requests."""
         self.can_score_visible_tokens = can_score_visible_tokens(schedule)
         """Whether the network was trained with more noise than masking."""
 
@@ -224,6 +238,11 @@ class Pipeline:
             self.save(folder)
             push_to_hub(name, folder, private=private)
 
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The texts of the tokens that a pattern may use."""
+        return TokenTexts(self.decoder)
+
     def warm_up(self) -> None:
         """Compute the text of every token, which the first request would otherwise wait for."""
         ban_unwritten_tokens(self.schedule.vocab, self.decoder).allowed(self.device)
@@ -244,6 +263,8 @@ class Pipeline:
         length: int | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        pattern: str | None = None,
+        schema: Mapping[str, Any] | None = None,
         seed: int = 0,
         start_index: int = 0,
         plan: Plan | None = None,
@@ -268,6 +289,9 @@ class Pipeline:
             max_tokens: Number of new tokens, in place of `length`.
             stop: Strings: a text ends before the first of them that is generated. In blocks
                 (`block_length`) nothing is sampled after it; otherwise the result is cut.
+            pattern: Regular expression that the new text matches as a whole. It may end before
+                `max_tokens`, unless there is a suffix.
+            schema: JSON Schema, in place of `pattern`: the new text is valid JSON of it.
             seed: With the index of a text, determines all its random numbers.
             start_index: Index of the first text; `generate(start_index=5)` returns the sixth
                 text of `generate(n=6)`.
@@ -285,13 +309,16 @@ class Pipeline:
         if not isinstance(prompts, list | tuple):
             raise ConfigError(f"prompt must be a string or a list of strings, got {prompt!r}.")
         require_stop(stop, suffix)
+        pattern = pattern_of(pattern, schema, stop)
         ends = () if suffix else tuple(sorted(self.tokenizer.terminator_ids))
         options = with_changes(options or self.sampling, changes, self.generate)
         require_no_blocks(options.block_length if suffix else None, "a suffix")
         counts, requests = (n, seed, start_index), list[Request]()
         for text in prompts:
             tokens = self._with_blanks(length, max_tokens, text, suffix)
-            requests += build_requests(self, tokens, ends, options, plan, *counts, (), processors)
+            constraints = constrained_text(self, tokens, ends, pattern)
+            settings = options, plan, *counts, constraints, processors
+            requests += build_requests(self, tokens, ends, *settings)
         is_whole = bool(suffix) or record_frames
         blocks = options.block_length or (None if is_whole else self.default_block_length)
         texts = self.run(
@@ -314,6 +341,8 @@ class Pipeline:
         length: int | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        pattern: str | None = None,
+        schema: Mapping[str, Any] | None = None,
         seed: int = 0,
         sample_index: int = 0,
         processors: Sequence[Processor] = (),
@@ -328,10 +357,12 @@ class Pipeline:
         block. `block_length` is 32 unless it is given, or the canvas of a network that has one.
         """
         require_stop(stop)
+        pattern = pattern_of(pattern, schema, stop)
         tokens = self._with_blanks(length, max_tokens, prompt)
         ends = tuple(sorted(self.tokenizer.terminator_ids))
         options = self._stream_options(options, changes, self.stream)
-        settings = options, None, 1, seed, sample_index, (), processors
+        constraints = constrained_text(self, tokens, ends, pattern)
+        settings = options, None, 1, seed, sample_index, constraints, processors
         (request,) = build_requests(self, tokens, ends, *settings)
         block_length = options.block_length or len(tokens)
         return TextStream(self, request, block_length, stop)
@@ -343,6 +374,8 @@ class Pipeline:
         max_tokens: int | None = None,
         seed: int = 0,
         stop: Sequence[str] = (),
+        pattern: str | None = None,
+        schema: Mapping[str, Any] | None = None,
         on_step: OnStep | None = None,
         processors: Sequence[Processor] = (),
         options: SamplingOptions | None = None,
@@ -361,6 +394,8 @@ class Pipeline:
                 With "ignored" (`pipe.source["data"]`) it takes the answer to have this length.
             seed: Random seed; another one gives another answer.
             stop: Texts before which the answer ends.
+            pattern: Regular expression that the answer matches, without the space around it.
+            schema: JSON Schema, in place of `pattern`.
             on_step: Called after each step.
             processors: Further processors of x_theta.
             options: Sampling options, by default those that the model recommends; with
@@ -369,9 +404,8 @@ class Pipeline:
         """
         require_stop(stop)
         options = with_changes(options or self.sampling, changes, self.chat)
-        request, stop, num_dropped = build_chat_request(
-            self, messages, max_tokens, seed, stop, options, processors
-        )
+        settings = max_tokens, seed, stop, pattern, schema, options, processors
+        request, stop, num_dropped = build_chat_request(self, messages, *settings)
         blocks = options.block_length or self.default_block_length
         (generation,) = self.run(
             [request], on_step=on_step, block_length=blocks, revise=options.revise, stop=stop
@@ -391,6 +425,8 @@ class Pipeline:
         max_tokens: int | None = None,
         seed: int = 0,
         stop: Sequence[str] = (),
+        pattern: str | None = None,
+        schema: Mapping[str, Any] | None = None,
         processors: Sequence[Processor] = (),
         options: SamplingOptions | None = None,
         **changes: Any,
@@ -402,9 +438,8 @@ class Pipeline:
         """
         require_stop(stop)
         options = self._stream_options(options, changes, self.stream_chat)
-        request, stop, _ = build_chat_request(
-            self, messages, max_tokens, seed, stop, options, processors
-        )
+        settings = max_tokens, seed, stop, pattern, schema, options, processors
+        request, stop, _ = build_chat_request(self, messages, *settings)
         block_length = options.block_length or len(request.tokens)
         return TextStream(self, request, block_length, stop, is_answer=True)
 
@@ -457,6 +492,7 @@ class Pipeline:
         *,
         n: int = 1,
         choices: Sequence[str] | Mapping[int, Sequence[str]] = MappingProxyType({}),
+        pattern: str | Mapping[int, str] = "",
         seed: int = 0,
         start_index: int = 0,
         plan: Plan | None = None,
@@ -472,9 +508,54 @@ class Pipeline:
         [MASK] stands for one token and [MASK:n] for n tokens; everything else is kept. The space
         before a blank is part of it, if tokens of the model begin with their space. `choices`
         are texts of which a blank becomes one: `choices=[" yes", " no"]` if there is one blank,
-        else `choices={0: [" yes", " no"]}` by its index. The other arguments are the same as for
-        `generate`.
+        else `choices={0: [" yes", " no"]}` by its index. `pattern` is a regular expression that a
+        blank matches, or several by index. The other arguments are the same as for `generate`.
         """
+        options = with_changes(options or self.sampling, changes, self.infill)
+        require_no_blocks(options.block_length, "a template")
+        if options.revise:
+            raise ConfigError(f"revise must be 0 with a template, got {options.revise}.")
+        template_tokens, processors, slots, _ = self._template(
+            template, choices, pattern, processors
+        )
+        counts = n, seed, start_index
+        settings = options, plan, *counts, slots, processors
+        requests = build_requests(self, template_tokens, (), *settings)
+        return self.run(
+            requests, on_step=on_step, record_frames=record_frames, confidence=confidence
+        )
+
+    def choice_probabilities(
+        self,
+        template: str,
+        choices: Sequence[str] | Mapping[int, Sequence[str]],
+        *,
+        processors: Sequence[Processor] = (),
+        options: SamplingOptions | None = None,
+        **changes: Any,
+    ) -> list[dict[str, float]]:
+        """Return the probability of each choice of a blank, for each blank with choices.
+
+        They are computed from one prediction, before any blank is filled, in which the tokens of a
+        choice are independent: of a blank of one token they are x_theta, normalised. The arguments
+        are those of `infill`.
+        """
+        options = with_changes(options or self.sampling, changes, self.choice_probabilities)
+        tokens, processors, slots, texts = self._template(template, choices, "", processors)
+        (request,) = build_requests(self, tokens, (), options, None, 1, 0, 0, slots, processors)
+        by_blank = choices if isinstance(choices, Mapping) else {0: choices}
+        names = [list(by_blank[index]) for index in sorted(by_blank)]
+        rows = run_sync(choice_probabilities(self, request, texts))
+        return [dict(zip(texts, row, strict=True)) for texts, row in zip(names, rows, strict=True)]
+
+    def _template(
+        self,
+        template: str,
+        choices: Sequence[str] | Mapping[int, Sequence[str]],
+        pattern: str | Mapping[int, str],
+        processors: Sequence[Processor],
+    ) -> tuple[Tokens, Sequence[Processor], tuple[Constraint, ...], list[list[tuple[int, ...]]]]:
+        """Return the tokens of a template, processors, constraints, and the tokens of choices."""
         require_text(template, "a template")
         tokens, spaced = parse_template(
             template,
@@ -486,18 +567,10 @@ class Pipeline:
                 f"a template must have a blank, got {template[:60]!r}. Write [MASK] for one token "
                 "or [MASK:3] for three; use correct() for a text without blanks."
             )
-        options = with_changes(options or self.sampling, changes, self.infill)
-        require_no_blocks(options.block_length, "a template")
-        if options.revise:
-            raise ConfigError(f"revise must be 0 with a template, got {options.revise}.")
-        slots = build_choices(self, tokens, choices, spaced)
+        slots, texts = build_constraints(self, tokens, choices, pattern, spaced)
         if spaced and self.decoder.begins_with_space is not None:
             processors = (RequireAt(self.decoder.begins_with_space, spaced), *processors)
-        counts = n, seed, start_index
-        requests = build_requests(self, tokens, (), options, plan, *counts, slots, processors)
-        return self.run(
-            requests, on_step=on_step, record_frames=record_frames, confidence=confidence
-        )
+        return tokens, processors, slots, texts
 
     def run(
         self,

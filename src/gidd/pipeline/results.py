@@ -80,6 +80,11 @@ class Generation:
     """Forward passes of the sampler."""
     trace: Trace
     manifest: ResultManifest
+    log_probability: float | None = None
+    """With a pattern and `confidence=True`: log of the probability of the new tokens among all that
+    are allowed, for tokens that are drawn from the prediction before the first step."""
+    log_constraint: float | None = None
+    """log of the probability that tokens drawn from that prediction are allowed."""
 
     def __repr__(self) -> str:
         return (
@@ -247,8 +252,8 @@ def describe_request(request: Request) -> dict[str, Any]:
         "processors": describe_processors(request.processors),
         "stop": list(request.stop),
         **(
-            {"choices": [len(choice.options) for choice in request.choices]}
-            if request.choices
+            {"constraints": [constraint.automaton.name for constraint in request.constraints]}
+            if request.constraints
             else {}
         ),
         **({"guidance_scale": request.guidance.scale} if request.guidance else {}),

@@ -86,7 +86,7 @@ class TokenDecoder:
         A space that the tokenizer has put before the text is left out.
         """
         texts = self(tokens)
-        if texts and texts[0][:1] == " " != text[:1] and self._adds_space:
+        if texts and texts[0][:1] == " " != text[:1] and self.drops_space:
             texts[0] = texts[0][1:]
         return texts
 
@@ -143,8 +143,11 @@ class TokenDecoder:
         ]
 
     @cached_property
-    def _adds_space(self) -> bool:
-        """Whether the beginning of a text is encoded as if a space were before it."""
+    def drops_space(self) -> bool:
+        """Whether the beginning of a text is encoded as if a space were before it.
+
+        The text of its first token is then without this space.
+        """
         return self._is_of_words or "".join(self(self.tokenizer.encode("a"))) == " a"
 
     @cached_property
@@ -157,9 +160,9 @@ class TokenDecoder:
         `starts` is False if other tokens are before it. Errors call the text `name`.
         """
         require_text(text, name)
-        starts = starts or self._is_of_words or not self._adds_space
+        starts = starts or self._is_of_words or not self.drops_space
         with _turn(text):
-            if self._adds_space and text[:1] == " ":
+            if self.drops_space and text[:1] == " ":
                 tokens = self._encode(text[1:])
             elif starts:
                 tokens = self._encode(text)

@@ -101,8 +101,8 @@ def plan_run(
 def vocab_size_of(run: RunConfig) -> int:
     """Return the vocabulary size of the run's tokenizer, without reading sources or downloading."""
     data, choice = run.data, run.data.tokenizer
-    if data.folder is not None:
-        return DataManifest.read(data.folder).vocab.size
+    if data.prepared:
+        return DataManifest.read(data.prepared[0]).vocab.size
     if (tokenizer := corpora_of(data.sources)[-1].tokenizer()) is not None:
         return tokenizer.vocab.size
     if isinstance(choice, int):

@@ -1,5 +1,7 @@
 """The data of a training run: an existing folder of shards, or `data/` in the run's own folder."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
@@ -10,15 +12,18 @@ import torch
 from torch import Tensor
 
 from gidd.common.files import read_json, write_json
-from gidd.common.urls import without_credentials
+from gidd.common.urls import is_url, without_credentials
 from gidd.data import corpora, tokenizers
 from gidd.data.batch import Batch
 from gidd.data.chat import chat_texts
 from gidd.data.corpora import CorpusSource
 from gidd.data.loading.loader import Loader, LoaderConfig, import_grain, open_split
+from gidd.data.loading.order import Pace
 from gidd.data.loading.shards import ShardSet
 from gidd.data.manifest import DATA_MANIFEST, DataManifest
+from gidd.data.mixture import samples_per_step
 from gidd.data.preparation.prepare import prepare
+from gidd.data.store import local_folder
 from gidd.data.tokenizers import Tokenizer
 from gidd.errors import ConfigError, DataError, GiddError
 from gidd.training.checkpoints.folder import steps_in
@@ -29,7 +34,7 @@ DATA_SETTINGS = "data_settings.json"
 """The settings a run's data was prepared with; written when the preparation is complete."""
 
 
-def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = False) -> Path:
+def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = False) -> str | Path:
     """Return the folder of token shards. Rank 0 prepares it if necessary; other ranks wait."""
     if data.workers:
         import_grain()  # raises if it is not installed: before the preparation
@@ -53,17 +58,19 @@ def ensure_prepared(data: DataConfig, out: Path, world: World, quiet: bool = Fal
 
 
 def with_format(run: RunConfig) -> RunConfig:
-    """Return the run with the format of a folder that is prepared already."""
-    folder = run.data.folder
-    if folder is None or not (folder / DATA_MANIFEST).is_file():
-        return run
-    prepared = DataManifest.read(folder).format
-    if run.data.format not in ("text", prepared):
-        raise ConfigError(
-            f"data.format must be {prepared}, as {folder} was prepared, got {run.data.format}. "
-            "Prepare the conversations with `gidd data prepare --format chat`."
-        )
-    return replace(run, data=replace(run.data, format=prepared))
+    """Return the run with the format of the folders that are prepared already."""
+    for folder in run.data.prepared:
+        if not (is_url(str(folder)) or (Path(folder) / DATA_MANIFEST).is_file()):
+            continue
+        prepared = DataManifest.read(folder).format
+        if run.data.format not in ("text", prepared):
+            raise ConfigError(
+                f"data.format must be {prepared}, as {folder} was prepared, got "
+                f"{run.data.format}. Prepare all conversations with `gidd data prepare --format "
+                "chat`, and do not mix them with texts."
+            )
+        run = replace(run, data=replace(run.data, format=prepared))
+    return run
 
 
 def prepare_on_rank_zero(world: World, folder: Path, work: Callable[[], object]) -> None:
@@ -86,25 +93,69 @@ def prepare_on_rank_zero(world: World, folder: Path, work: Callable[[], object])
     world.store.set(done, "")
 
 
-class PreparedData:
-    """Token shards: a prepared folder, or the run's own `data/`."""
+def open_data(data: DataConfig, out: Path, world: World, quiet: bool = False) -> PreparedData:
+    """Return the token shards of a run; those of a mixture must exist. All ranks call this."""
+    is_mixture = data.folder is None and bool(data.prepared)
+    return PreparedData(
+        *(data.prepared if is_mixture else [ensure_prepared(data, out, world, quiet)])
+    )
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.tokenizer = folder, Tokenizer.load(folder)
+
+def require_same_samples(before: RunConfig, now: RunConfig, step: int) -> None:
+    """Refuse to resume a mixture with other weights in the steps before `step`."""
+    if now.data.folder is None and now.data.prepared:
+        batch, runs = now.train.global_batch, (before, now)
+        past, given = (
+            [item for item in samples_per_step(run.data.sources, batch).items() if item[0] < step]
+            for run in runs
+        )
+        if past != given:
+            raise ConfigError(
+                f"data.sources: weights may change from step {step} on, as in NAME*3,{step}:1; "
+                f"until then they must be those of the run: {' '.join(before.data.sources)}."
+            )
+
+
+class PreparedData:
+    """Token shards: a prepared folder, the run's own `data/`, or the folders of a mixture."""
+
+    def __init__(self, *folders: str | Path) -> None:
+        self.folders, self.tokenizer = folders, Tokenizer.load(local_folder(folders[0]))
+        self._manifests = [DataManifest.read(folder) for folder in folders]
+        for folder, manifest in zip(folders, self._manifests, strict=True):
+            manifest.require_tokenizer(self.tokenizer, f"{folder}: the tokenizer of {folders[0]}")
 
     def batches(self, run: RunConfig, world: World, start: int) -> Loader:
         """Return this rank's batches, from step `start` on."""
-        split, config = open_split(self.folder), loader_config(run, self.tokenizer)
-        ranks = {"rank": world.rank, "num_ranks": world.size}
-        return Loader(split, config, start=start, num_workers=run.data.workers, **ranks)
+        config, batch = loader_config(run, self.tokenizer), run.train.global_batch
+        is_mixture = run.data.folder is None and bool(run.data.prepared)
+        counts = samples_per_step(run.data.sources, batch) if is_mixture else {0: (batch,)}
+        return Loader(
+            [open_split(folder) for folder in self.folders],
+            config,
+            paces=[
+                Pace(tuple((step, samples[source]) for step, samples in counts.items()))
+                for source in range(len(self.folders))
+            ],
+            rank=world.rank,
+            num_ranks=world.size,
+            start=start,
+            num_workers=run.data.workers,
+        )
 
     def validation_split(self) -> ShardSet:
-        """Return the validation split, or the training text if there is none."""
-        return open_split(self.folder, "train" if self.warnings() else "validation")
+        """Return the validation splits, or the training text if there is none."""
+        name = "train" if self.warnings() else "validation"
+        splits = [
+            open_split(folder, name)
+            for folder, manifest in zip(self.folders, self._manifests, strict=True)
+            if name in manifest.splits
+        ]
+        return ShardSet([shard for split in splits for shard in split.shards])
 
     def warnings(self) -> list[str]:
         """Return warnings about the data that affect how to read the metrics."""
-        if "validation" in DataManifest.read(self.folder).splits:
+        if any("validation" in manifest.splits for manifest in self._manifests):
             return []
         return [
             "no validation split: validation metrics are computed on training text. Hold out N "
@@ -166,6 +217,7 @@ def loader_config(run: RunConfig, tokenizer: Tokenizer) -> LoaderConfig:
         vocab_size=vocab.size,
         seed=run.train.seed,
         packing=run.data.packing,
+        shuffle=run.data.shuffle,
     )
 
 

@@ -211,7 +211,7 @@ def validation_samples(
     """
     source = BatchSource(shards, replace(config, global_batch=num_samples, packing=False))
     arrays = source[0]
-    documents, _ = source.documents(arrays["sample_index"])
+    _, documents, _ = source.documents(0)
     batch = Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()})
     return batch, torch.from_numpy(documents)
 

@@ -16,9 +16,10 @@ from gidd.common.config.codec import to_yaml
 from gidd.common.config.registry import UNREGISTERED, find_component
 from gidd.common.devices import has_bf16
 from gidd.common.terminal import shorten
+from gidd.data.loading.loader import Loader
 from gidd.data.tokenizers import TOKENIZER_FILE, Tokenizer
 from gidd.errors import CheckpointError, ConfigError, DataError
-from gidd.runs.data import PreparedData, TokenStream, ensure_prepared, with_format
+from gidd.runs.data import TokenStream, open_data, require_same_samples, with_format
 from gidd.runs.evaluate import build_evaluation
 from gidd.runs.export import RUN_FILE
 from gidd.runs.init_from import with_source
@@ -82,7 +83,7 @@ def fit(
         run.objective.weighting.build(schedule=schedule)
     if saved is not None:
         require_same_training(saved, run)
-    data = stream or PreparedData(ensure_prepared(run.data, out, world, quiet))
+    data = stream or open_data(run.data, out, world, quiet)
     tokenizer = data.tokenizer
     with (
         Watchdog(world, run.train.timeout).on() as watchdog,
@@ -114,6 +115,8 @@ def fit(
             speed = build_speed(run, state, world)
             files = tokenizer.files() | {RUN_FILE: to_yaml(run)}
             services = Services(checkpoints, report, watchdog, speed, files)
+            if isinstance(batches, Loader):
+                services = services._replace(epochs=batches.epochs)
             complete = training_loop(run, world, state, batches, evaluate, services, callbacks)
     return FitResult(complete, run, state, tokenizer)
 
@@ -143,6 +146,8 @@ def restore(
     checkpoint = checkpoints.path(step)
     saved = run_from_plain(record.get("run"), f"{checkpoint / RECORD}: run")
     changed = require_same_training(saved, run)
+    if "data.sources" in " ".join(changed):
+        require_same_samples(saved, run, step)
     other = Tokenizer.load(checkpoint)
     if (other.fingerprint, other.vocab) != (tokenizer.fingerprint, tokenizer.vocab):
         raise DataError(

@@ -92,7 +92,7 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
         return run, None
     saved = newest_run(out / "checkpoints")
     if saved is not None and saved.init_from == run.init_from:
-        data = run.data if run.data.folder else replace(run.data, tokenizer=saved.data.tokenizer)
+        data = run.data if run.data.prepared else replace(run.data, tokenizer=saved.data.tokenizer)
         backbone = _with_own(run.backbone, saved.backbone)
         return replace(run, backbone=backbone, data=data, context=saved.context), None
     source = load_network(run.init_from)
@@ -117,7 +117,7 @@ def with_source(run: RunConfig, out: Path) -> tuple[RunConfig, InitialWeights | 
         options["start_id"] = start_token(source.folder, config.vocab_size)
     replaced = Component("backbone", registered[1], options)
     backbone, data = _with_own(run.backbone, replaced), run.data
-    if data.folder is None and (source.folder / TOKENIZER_FILE).is_file():
+    if not data.prepared and (source.folder / TOKENIZER_FILE).is_file():
         data = replace(data, tokenizer=str(source.folder))
     # a causal or masked language model becomes a denoiser of data.length only
     context = config.max_length if source.is_denoiser else None

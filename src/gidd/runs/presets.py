@@ -53,7 +53,9 @@ def large(size: str, *, batch: int, length: int, tokens: float, learning_rate: f
     return replace(
         base,
         backbone=base.backbone.changed(checkpoint_activations=True),
-        data=DataConfig(sources=(WEB,), tokenizer="gpt2", validation=100_000, length=length),
+        data=DataConfig(
+            sources=(WEB,), tokenizer="gpt2", validation=100_000, length=length, shuffle="blocks"
+        ),
         optim=replace(base.optim, learning_rate=learning_rate, warmup=2_000),
         train=replace(
             base.train,

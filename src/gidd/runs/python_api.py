@@ -260,7 +260,8 @@ def _with_data(
     if not isinstance(tokens, Tensor) or tokens.ndim != 2:
         required = "int64 tensors [global batch, length], or pairs of them and the given tokens"
         raise ConfigError(f"data must yield {required}, got {type(first).__name__}.")
-    unused = ["data.packing", "data.validation", "data.workers", "train.evaluate_samples"]
+    unused = ["data.packing", "data.shuffle", "data.validation", "data.workers"]
+    unused += ["train.evaluate_samples"]
     unused += [] if run.data.length == tokens.shape[1] else ["data.length"]
     unused += [] if run.train.global_batch == len(tokens) else ["train.global_batch"]
     shape = list(tokens.shape)

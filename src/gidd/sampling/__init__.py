@@ -1,10 +1,10 @@
 """Sampling, infilling and self-correction.
 
 Reading order: `state`, `network`, `predict` (x_theta where it is asked for) and its wrappers
-`guidance` and `choices`, `steps/` and `correctors/` (functions of a state), `plan`, `loop` (the
-whole sampling); then `request` (what to sample, and the result), `limits` and `tasks` (of calls),
-`progress` (of a request), `scheduler` (who is next), `batch` (one step of several requests),
-`session` (the thread that makes all steps); `blocks` and `windows` (long texts).
+`guidance` and `constrained` (by an `automaton`), `steps/` and `correctors/` (functions of a state),
+`plan`, `loop` (the whole sampling); then `request` (what to sample, and the result), `limits` and
+`tasks` (of calls), `progress` (of a request), `scheduler` (who is next), `batch` (one step of
+several requests), `session` (the thread that makes all steps); `blocks` and `windows` (long texts).
 """
 
 from typing import TYPE_CHECKING
@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING
 from gidd.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from gidd.sampling.automaton import Automaton as Automaton, one_of as one_of
     from gidd.sampling.blocks import sample_blocks as sample_blocks
-    from gidd.sampling.choices import AllowedTexts as AllowedTexts, Constrained as Constrained
+    from gidd.sampling.constrained import (
+        Constrained as Constrained,
+        Constraint as Constraint,
+        ReadCandidates as ReadCandidates,
+    )
     from gidd.sampling.correctors import (
         Gibbs as Gibbs,
         GibbsSweep as GibbsSweep,

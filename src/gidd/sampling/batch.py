@@ -13,7 +13,7 @@ from gidd.common.devices import upload
 from gidd.diffusion.schedule import MixingSchedule, Times
 from gidd.errors import CheckpointError, ConfigError
 from gidd.sampling.cache import ContextRows, KeyValueCache
-from gidd.sampling.choices import Constrained
+from gidd.sampling.constrained import Constrained
 from gidd.sampling.guidance import guided
 from gidd.sampling.network import UNUSABLE_PREDICTIONS, DenoisingNetwork
 from gidd.sampling.plan import Step
@@ -346,9 +346,8 @@ class _Rows:
         if any(request.processors for request in requests):
             self._predict = processed(self._predict, [r.processors for r in requests], requests)
         self._constrained = None
-        if any(request.choices for request in requests):
-            choices = [request.choices for request in requests]
-            self._constrained = Constrained(self._predict, schedule, self._s, choices)
+        if any(request.constraints for request in requests):
+            self._constrained = Constrained(self._predict, schedule, requests)
             self._predict = self._constrained
 
     def run_step(self, step: Step, indices: list[int]) -> _Result:
@@ -367,16 +366,19 @@ class _Rows:
         output = step(self._schedule, s, t, state, predict)
         output.check(state, members[0].next_step.name)
         tokens = torch.where(state.protected, state.tokens, output.tokens)
-        if self._constrained is not None and any(member.next_step.s == 0 for member in members):
-            tokens = self._constrained.finish(state, t, tokens, is_member)
-        was_read = self._network.was_read.clone()
-        frames = _frames(members, indices, state, t, predict)  # may read more
-        is_last = torch.zeros_like(was_read)
         ends = [k for k in indices if self._members[k].is_at_phase_end]
+        is_last = torch.zeros_like(is_member)
         is_last[upload(ends, torch.int64, t.device)] = True
         # at the end of a phase that scores states the best is restored, with no score from then on
         is_restored = (is_last | output.is_converged) & (output.best_score >= 0)
         end = torch.where(is_restored[:, None], output.best, tokens)
+        if self._constrained is not None:
+            has_converged = output.is_converged.tolist()
+            rows = [k for k in indices if self._members[k].is_clean_after(has_converged[k])]
+            end = self._constrained.finish(state, t, end, rows)
+            tokens = torch.where(is_restored[:, None], tokens, end)
+        was_read = self._network.was_read.clone()
+        frames = _frames(members, indices, state, t, predict)  # may read more
         numbers = {
             "tokens": tokens,
             "end": end,

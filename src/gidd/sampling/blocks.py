@@ -30,8 +30,6 @@ def next_block(
             "request.protected must be None for block-wise sampling, which keeps given tokens. "
             "Use a corrector for tokens that were given."
         )
-    if request.choices:
-        raise ConfigError("request.choices must be () for block-wise sampling.")
     done = len(tokens)
     if done == len(request.tokens):
         return None

@@ -1,4 +1,4 @@
-"""x_theta at the positions that a step reads; guidance, processors and choices wrap it.
+"""x_theta at the positions that a step reads; guidance, processors and constraints wrap it.
 
 A `Predict` is a function. The others are wrappers of it, which combine:
 
@@ -72,6 +72,17 @@ class Rows:
             lambda index: function(self.compute(index), index),
         )
 
+    def at(self, where: Bool[Tensor, "B L"]) -> Rows:
+        """Return the rows at some of the positions; what was kept is not computed again."""
+
+        def compute(index: Tensor) -> Tensor:
+            if not self._kept:
+                return self.compute(index)
+            return torch.cat(self._kept)[torch.searchsorted(self.index, index)]
+
+        index = where.flatten().nonzero().squeeze(-1)
+        return Rows(self.tokens, index, self.vocab_size, self.tile, compute)
+
     def _tiles(self) -> Iterator[tuple[Tensor, Tensor]]:
         parts = self.index.split(self.tile)
         if self._kept:
@@ -144,16 +155,31 @@ class Rows:
 
         return self.read(entropies)[0]
 
+    @property
+    def drawn(self) -> Rows:
+        """The rows of a transition that redraws each token by itself, as `reverse_step` does.
+
+        With constraints they are one-hot at a text that is accepted, else x_theta.
+        """
+        return self
+
     def draw(
+        self, u: Int[Tensor, "B L"] | None, where: Bool[Tensor, "B L"] | None = None
+    ) -> tuple[Int[Tensor, "B L"], Float[Tensor, "B L"]]:
+        """Draw the tokens of all rows, or only `where`; return tokens and their x_theta.
+
+        `u` are fixed-point uniforms, `state.random(Stream.TOKEN)`; None takes the most likely
+        tokens. With constraints they are drawn together, given the tokens at other positions.
+        """
+        return (self.top, self.top_probability) if u is None else self.draw_each(u, where)
+
+    def draw_each(
         self,
         u: Int[Tensor, "B L"],
         where: Bool[Tensor, "B L"] | None = None,
         temperature: float = 1.0,
     ) -> tuple[Int[Tensor, "B L"], Float[Tensor, "B L"]]:
-        """Draw a token from each row, or only `where`; return tokens and their x_theta.
-
-        `u` are fixed-point uniforms, `state.random(Stream.TOKEN)`.
-        """
+        """Draw a token from each row by itself, as for a change of one position alone."""
         flat, chosen = u.flatten(), None if where is None else where.flatten()
 
         def draw_tokens(rows: Tensor, i: Tensor) -> tuple[Tensor, ...]:

@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     """Whether there is no padding; on a CPU, padding is no difference."""
     is_guided: bool = False
     """Whether a forward pass has a second row for each sequence, without the condition."""
-    has_choices: bool = False
+    is_constrained: bool = False
     settings: Any = None
     capacity: int | None = None
     """Tokens of finished blocks before a sequence that is read in blocks, padded."""
@@ -154,6 +154,11 @@ class Progress:
     def is_at_phase_end(self) -> bool:
         """Whether the next step is the last of its phase."""
         return self.steps_done + 1 == self.plan.phase_ends[self.steps_done]
+
+    def is_clean_after(self, has_converged: bool) -> bool:
+        """Whether the plan has reached time 0 after the next step, which has converged or not."""
+        last = self.plan.phase_ends[self.steps_done] if has_converged else self.steps_done + 1
+        return any(step.s == 0 for step in self.plan.steps[:last])
 
     @property
     def event(self) -> Event:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 from torch import Tensor
@@ -22,7 +23,7 @@ from gidd.common.config.allowed import (
 )
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, DataError
-from gidd.sampling.choices import AllowedTexts
+from gidd.sampling.constrained import Constraint
 from gidd.sampling.guidance import Guidance
 from gidd.sampling.plan import Plan, is_hashable_function
 from gidd.sampling.processors import Processor, require_three_arguments, require_tokens_left
@@ -78,8 +79,8 @@ _PROCESSORS = _tuple_of(
 )
 _STOP = _tuple_of(_is_token, "token ids", "() keeps the whole sequence.")
 _GUIDANCE = _instance(Guidance, "None is no guidance.")
-_CHOICES = _tuple_of(
-    lambda v: isinstance(v, AllowedTexts), "AllowedTexts", "() leaves all blanks free."
+_CONSTRAINTS = _tuple_of(
+    lambda v: isinstance(v, Constraint), "Constraints", "() leaves all blanks free."
 )
 
 
@@ -106,8 +107,8 @@ class Request:
     """Stop tokens: `Sample.text` ends before the first one generated (end-of-text, padding)."""
     guidance: Annotated[Guidance, _GUIDANCE] | None = None
     """Classifier-free guidance; a forward pass then has a second row, without the condition."""
-    choices: Annotated[tuple[AllowedTexts, ...], _CHOICES] = ()
-    """Slots of blanks that become one of several sequences each."""
+    constraints: Annotated[tuple[Constraint, ...], _CONSTRAINTS] = ()
+    """Automata that accept the tokens of some positions, from left to right."""
     block_length: Annotated[int, _BLOCK_LENGTH] | None = None
     """Read the sequence in blocks of this many tokens: those before the last one are finished, and
     their keys and values come from the cache of the session. None: all tokens are read together."""
@@ -137,12 +138,7 @@ class Request:
                 f"request.protected must not include blanks, got positions {blank[:10]}. "
                 "Give a token there, or leave the position unprotected."
             )
-        blank = [token is None for token in self.tokens]
-        for choices in self.choices:
-            choices.check(blank, schedule.vocab.mask_id)
-            blank[choices.slot] = [False] * len(choices.options[0])
-        if self.choices and all(step.s > 0 for step in self.plan.steps):
-            raise ConfigError("request.plan must reach time 0 for choices. Add a step to s = 0.")
+        self._check_constraints(schedule.vocab)
         self._check_blocks(max_length)
         for processor in self.processors:
             if (check := getattr(processor, "check", None)) is not None:
@@ -157,8 +153,12 @@ class Request:
                     f"request.num_open must be 1 without blocks, got {self.num_open}."
                 )
             return
-        if self.is_guided or self.choices:
-            name = "choices" if self.choices else "guidance (guidance_scale)"
+        if self.is_guided or self.constraints:
+            name = (
+                "constraints (pattern, choices)"
+                if self.constraints
+                else "guidance (guidance_scale)"
+            )
             raise ConfigError(
                 f"request.{name} must be left out with request.block_length: text in blocks is "
                 "read by keys and values of one condition."
@@ -174,6 +174,24 @@ class Request:
                 f"tokens, got {self.num_open} blocks of {self.block_length}."
             )
 
+    def _check_constraints(self, vocab: Vocab) -> None:
+        tokens = [
+            token if is_protected else None
+            for token, is_protected in zip(self.tokens, self.are_protected, strict=True)
+        ]
+        for constraint in self.constraints:
+            constraint.check(tokens, vocab)
+        for constraint, following in pairwise(self.constraints):
+            if following.start < constraint.stop:
+                raise ConfigError(
+                    "request.constraints must be in order, each behind the one before, got start "
+                    f"{following.start} after stop {constraint.stop}."
+                )
+        if self.constraints and all(step.s > 0 for step in self.plan.steps):
+            raise ConfigError(
+                "request.plan must reach time 0 for constraints. Add a step to s = 0."
+            )
+
     def _check_tokens(self, vocab: Vocab, max_length: int | None) -> None:
         if not self.tokens:
             raise DataError(
@@ -187,8 +205,7 @@ class Request:
                 f"{len(self.tokens)}. Reduce the length, the prompt or the number of blanks."
             )
         unconditional = () if self.guidance is None else self.guidance.tokens
-        options = (v for choice in self.choices for option in choice.options for v in option)
-        tokens = (*self.tokens, *self.stop, *unconditional, *options)
+        tokens = (*self.tokens, *self.stop, *unconditional)
         given = [v for v in tokens if v is not None]
         if unknown := [v for v in given if not 0 <= v < vocab.size]:
             raise DataError(
@@ -234,7 +251,8 @@ class Request:
     def first(self, num: int) -> Request:
         """Return the request of the first `num` tokens."""
         guidance = self.guidance and self.guidance.first(num)
-        return replace(self, tokens=self.tokens[:num], guidance=guidance)
+        constraints = tuple(c for c in self.constraints if c.start < num)
+        return replace(self, tokens=self.tokens[:num], guidance=guidance, constraints=constraints)
 
     @property
     def first_blank(self) -> int:

@@ -412,7 +412,7 @@ class Session:
         num_tokens = len(request.tokens)
         length = self.padded_length(num_tokens, batch_size)
         is_full = self.device.type == "cpu" or num_tokens == length
-        kind = is_full, request.is_guided, bool(request.choices)
+        kind = is_full, request.is_guided, bool(request.constraints)
         return Shape(rows, length, *kind, settings)
 
     def _begin(self, call: _Call) -> None:

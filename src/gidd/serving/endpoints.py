@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Generator, Sequence
@@ -50,7 +51,40 @@ def sampling_settings(pipe: Pipeline, body: SampledBody) -> Json:
         settings["top_p"] = body.top_p if body.top_p < 1 else None
     if body.self_correction is not None:
         settings["self_correction"] = SelfCorrectionOptions(forward_passes=body.self_correction)
+    if isinstance(body, WrittenBody):
+        settings |= _constraint(body)
     return settings | {"processors": _biases(pipe, body)}
+
+
+def _constraint(body: WrittenBody) -> Json:
+    """Return the pattern or schema of a body, as OpenAI's and vLLM's clients send it."""
+    given: Json = {f"guided_{k}": getattr(body, f"guided_{k}") for k in ("regex", "json", "choice")}
+    for name, value in (body.structured_outputs or {}).items():
+        given[f"structured_outputs.{name}"] = value
+    if (wanted := body.response_format) is not None and wanted.type != "text":
+        given["response_format.json"] = wanted.schema_of_json
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        first, second = list(given)[:2]
+        raise ServiceError(400, f"{first}: must be omitted with {second}.", param=first)
+    for name, value in given.items():
+        kind = name.rpartition("_" if name.startswith("guided_") else ".")[2]
+        if kind == "json":
+            return {"schema": _parse_schema(name, value)}
+        if kind == "regex" and isinstance(value, str):
+            return {"pattern": value}
+        if kind == "choice" and value and all(isinstance(text, str) for text in value):
+            return {"pattern": "|".join(map(re.escape, value))}
+        raise ServiceError(400, f"{name}: must be a text, or a list of texts.", param=name)
+    return {}
+
+
+def _parse_schema(name: str, value: Any) -> Any:
+    """Return a JSON Schema, which vLLM's clients may send as text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise ServiceError(400, f"{name}: must be a JSON Schema.", param=name) from error
 
 
 def _biases(pipe: Pipeline, body: SampledBody) -> tuple[Processor, ...]:
@@ -221,7 +255,11 @@ def infill(pipe: Pipeline, body: InfillBody, seed: int, emit: Emit | None) -> Js
         }
         for k, generation in enumerate(generations)
     ]
-    return {"seed": seed, "choices": choices}
+    result: Json = {"seed": seed, "choices": choices}
+    if body.choices:
+        settings = sampling_settings(pipe, body)
+        (result["probabilities"],) = pipe.choice_probabilities(body.text, body.choices, **settings)
+    return result
 
 
 def correct(pipe: Pipeline, body: CorrectBody, emit: Emit | None) -> Json:

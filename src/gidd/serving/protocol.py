@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from gidd.common.terminal import did_you_mean
 from gidd.pipeline.options import WrongTokens
+from gidd.pipeline.patterns import MAX_CHARACTERS
 
 MAX_SAMPLES = 16
 MAX_PROMPTS = 32
@@ -71,6 +72,9 @@ Prompt = Annotated[
     _one_of("a text", "a list of texts", "a list of tokens", "a list of lists of tokens"),
 ]
 LogitBiases = Annotated[dict[str, float], BeforeValidator(_require_few_biases)]
+Pattern = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CHARACTERS)]
+Schema = dict[str, Any]
+Choices = Annotated[list[Pattern], Field(min_length=1, max_length=_MAX_CHOICES, fail_fast=True)]
 Span = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 
 
@@ -153,16 +157,47 @@ class SampledBody(Body):
     stream: bool = False
 
 
+class ResponseFormat(Fields):
+    """What the text is: anything, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Schema | None = Field(None, description="A name, and the schema as `schema`.")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Any:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise _refusal('is for, and needed by, "type": "json_schema"', "json_schema")
+        if unknown := (self.json_schema or {}).keys() - {"name", "description", "schema", "strict"}:
+            raise _refusal("unknown field", f"json_schema.{min(unknown)}")
+        return self
+
+    @property
+    def schema_of_json(self) -> Any:
+        """The JSON Schema; without one any JSON object."""
+        return (self.json_schema or {}).get("schema", {"type": "object"})
+
+
 class WrittenBody(SampledBody):
     """Fields of requests that write a text from left to right."""
 
     unsupported = (
         "frequency_penalty function_call functions metadata modalities presence_penalty "
-        "response_format service_tier store tool_choice tools top_logprobs user"
+        "service_tier store tool_choice tools top_logprobs user"
     )
     needs: ClassVar = dict.fromkeys(("diffusing", "stream_options"), ("stream", True))
 
     block_length: int | None = Field(None, ge=1, description="Sample in blocks of so many tokens.")
+    response_format: ResponseFormat | None = Field(None, description="JSON of a schema, or any.")
+    guided_regex: Pattern | None = Field(None, description="Regular expression of the text.")
+    guided_json: Schema | Pattern | None = Field(None, description="JSON Schema of the text.")
+    guided_choice: Choices | None = Field(None, description="The text is one of these.")
+    structured_outputs: (
+        Annotated[
+            dict[Literal["regex", "json", "choice"], Pattern | Choices | Schema],
+            Field(min_length=1, max_length=1),
+        ]
+        | None
+    ) = Field(None, description="One of guided_regex, guided_json and guided_choice.")
     stop: Stop | None = None
     diffusing: bool = Field(
         False, description="With `stream`: the whole text after each step, not its finished blocks."

@@ -17,7 +17,8 @@ from gidd.common.config.codec import ADDED_LATER, RECORDED_AS
 from gidd.common.config.components import COMPONENT_KIND, Component, component
 from gidd.common.config.options import options_of
 from gidd.common.config.registry import UNREGISTERED
-from gidd.common.urls import without_credentials
+from gidd.common.urls import is_url, without_credentials
+from gidd.data.mixture import folders_of, samples_per_step
 from gidd.diffusion.constants import TRAINING_EPS
 from gidd.errors import ConfigError
 from gidd.models.lora import LoraConfig
@@ -101,12 +102,14 @@ def _without_credentials(sources: tuple[str, ...]) -> tuple[str, ...]:
 class DataConfig:
     """Training data. Without a folder, the sources are first prepared into RUN/data."""
 
-    folder: Path | None = None
-    """Folder written by `gidd data prepare`; takes precedence over the sources."""
+    folder: str | Path | None = None
+    """Folder written by `gidd data prepare`, or its URL in object storage, such as s3://BUCKET/NAME;
+    takes precedence over the sources."""
     sources: tuple[str, ...] = field(
         default=(), repr=False, metadata={RECORDED_AS: _without_credentials}
     )
-    """Corpora, files or URLs to prepare, as for `gidd data prepare`."""
+    """Corpora, files or URLs to prepare, as for `gidd data prepare`; or prepared folders to mix,
+    with weights: data/wiki*3 data/code*1. From step 1000 on: data/wiki*3,1000:1 data/code*1."""
     format: Literal["text", "chat"] = field(default="text", metadata={ADDED_LATER: True})
     """text, or chat: JSON lines with "messages", or with "prompt" and "response". Answers are
     learned, and all else is given."""
@@ -124,13 +127,40 @@ class DataConfig:
     packing: bool = field(default=False, metadata={ADDED_LATER: True})
     """Pack short documents into one row; attention stays inside each document. Padding must be
     ignored, and the network must accept segments."""
+    shuffle: Literal["full", "blocks"] = field(default="full", metadata={ADDED_LATER: True})
+    """full: all documents, for data that fit into memory, or blocks: blocks of 2 MiB, and samples
+    inside windows of blocks, for storage that is slow at random reads."""
     workers: Annotated[int, integer(0)] = 0
     """Number of data loading processes, besides one thread."""
 
+    @property
+    def prepared(self) -> tuple[str | Path, ...]:
+        """The folders of shards that are read, unless the sources are to be prepared."""
+        if self.folder is not None:
+            return (self.folder,)
+        return folders_of(self.sources)
+
     def problems(self) -> Iterable[str]:
         """Yield a message without data, and if padding and packing exclude each other."""
+        if not self.prepared and any(folders_of([source]) for source in self.sources):
+            yield (
+                "data.sources must have weights, such as data/wiki*3 data/code*1, all or none, got "
+                f"{' '.join(_without_credentials(self.sources))}."
+            )
         if self.folder is None and not self.sources:
             yield "data needs a folder (--data.folder DIR) or sources (--data.sources NAME...)."
+        for url in filter(is_url, map(str, self.prepared)):
+            if url != without_credentials(url):
+                yield (
+                    f"data.{'folder' if self.folder else 'sources'} must be URLs without user, "
+                    f"password and query, got {without_credentials(url)} with them: "
+                    "credentials are those of the environment, such as AWS_ACCESS_KEY_ID."
+                )
+            if self.shuffle != "blocks":
+                yield (
+                    f"data.shuffle must be blocks for {without_credentials(url)}, got "
+                    f"{self.shuffle}: it would be one request for each document."
+                )
         if self.packing and self.padding != "ignored":
             yield (
                 f"data.padding must be ignored with data.packing, got {self.padding}: other "
@@ -244,6 +274,8 @@ class RunConfig:
                 f"train.global_batch = {train.global_batch} gives {per_rank} samples to each of "
                 f"{num_ranks} ranks, fewer than train.accumulate = {train.accumulate}."
             )
+        if self.data.folder is None and self.data.prepared:
+            samples_per_step(self.data.sources, train.global_batch)  # raises for too few
         if train.evaluate_samples < num_ranks:
             problems.append(
                 f"train.evaluate_samples = {train.evaluate_samples} must be at least one for each "

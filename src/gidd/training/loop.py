@@ -57,6 +57,8 @@ class Services(NamedTuple):
     speed: Speed
     files: dict[str, str]
     """Text files that are written into every checkpoint."""
+    epochs: Callable[[int], Metrics] = lambda step: {}
+    """Epochs of each source of a mixture before a step."""
 
 
 def training_loop(
@@ -75,7 +77,7 @@ def training_loop(
     state has been saved.
     """
     config, settings = run.train, {"run": to_plain(run)}
-    checkpoints, report, watchdog, speed, files = services
+    checkpoints, report, watchdog, speed, files, epochs = services
 
     def report_evaluation() -> None:
         watchdog.phase(state.step, "evaluation")
@@ -130,7 +132,8 @@ def training_loop(
         if is_report_due:
             metrics = summary(state.pending)
             metrics |= {"grad_norm": norm, "learning_rate": learning_rate}
-            report.training(state.step, metrics | speed.wall(config.steps - state.step))
+            metrics |= epochs(state.step) | speed.wall(config.steps - state.step)
+            report.training(state.step, metrics)
             state.pending = {}
         # saved first: an evaluation that fails loses no step
         if is_save_due or stop:

@@ -78,8 +78,9 @@ def require_read(preset: RunConfig, run: RunConfig) -> None:
         names = ["backbone.kind"] if "backbone.kind" in names else names
         names = [name for name in names if name.rpartition(".")[2] not in OF_THE_RUN]
         unread = dict.fromkeys([*names, "context", "data.tokenizer"], why)
-    if run.data.folder is not None:
-        unread |= dict.fromkeys(_PREPARED, f"data.folder ({run.data.folder}) is prepared already")
+    if folders := ", ".join(map(str, run.data.prepared)):
+        names = _PREPARED if run.data.folder is not None else _PREPARED[1:]
+        unread |= dict.fromkeys(names, f"the data ({folders}) are prepared already")
     require_none(
         f"{name.removesuffix('.kind')} must be left out, got {shorten(changed[name][1])}: {why}."
         for name, why in unread.items()
@@ -100,6 +101,8 @@ def require_same_training(before: RunConfig, now: RunConfig) -> list[str]:
     # with a prepared folder, these are not read
     allowed = MAY_CHANGE_ON_RESUME | set(_PREPARED if new["data"]["folder"] else ())
     allowed |= before.without_effect().keys()
+    if now.data.folder is None and now.data.prepared == before.data.prepared != ():
+        allowed |= {"data.sources"}  # of a mixture: only its weights differ
     if refused := "\n  ".join(line for name, line in lines.items() if name not in allowed):
         raise ConfigError(
             f"the checkpoint belongs to a run with other settings:\n  {refused}\n"

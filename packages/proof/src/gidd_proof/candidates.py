@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gidd_proof.contexts import UNKNOWN, Contexts, Neighbours
 from gidd_proof.edit_model import EditModel
+from gidd_proof.misspellings import Misspellings
 from gidd_proof.words import FREQUENCY_SCALE, LONGEST_WORD, WordList, normal
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ PLAUSIBLE: Final = 8.0
 
 MIN_ODDS: Final = 2.0
 """Known words are doubtful if neighbours and frequency prefer a candidate by this, in nats."""
+
+LISTED: Final = 5.0
+"""Log odds that the list of misspellings adds to its correction."""
 
 WRITTEN: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 """Letters, with apostrophes between them."""
@@ -54,6 +58,9 @@ class Candidate(NamedTuple):
 
     gain: float = 0.0
     """What the words around it add to its log probability."""
+
+    is_listed: bool = False
+    """Whether the text that was found is a common misspelling of it."""
 
 
 class Surroundings(NamedTuple):
@@ -111,13 +118,15 @@ def find_places(
     """
     tokens = contexts.tokens(text)
     finder = CandidateFinder(words, edits, contexts, text != text.lower())
+    misspellings = Misspellings.packaged()
     places: list[Place] = []
     known: list[tuple[re.Match[str], bool, Neighbours]] = []
     for match in unprotected_words(text, protected):
         check_time()
         written, start = match[0], match.start()
         begins = begins_sentence(text, start)
-        if written in words:
+        is_listed = written in misspellings and normal(written) not in words.accepted
+        if written in words and not is_listed:
             if written == written.lower() or begins:
                 known.append((match, begins, tokens.around(start)))
         elif 1 < len(written) <= LONGEST_WORD and _LATIN.fullmatch(written):
@@ -164,17 +173,22 @@ class CandidateFinder(NamedTuple):
             word: FREQUENCY_SCALE * self.words.log_frequency(word) - _NATS_PER_EDIT * distance
             for word, distance in self.words.near(written)
         }
+        listed = Misspellings.packaged().corrections(written, self.words)
+        for word in listed:
+            priors.pop(normal(word), None)
         rough = sorted(priors, key=lambda word: -priors[word])[: _COMPARED[0]]
-        splits = list(_splits(written, self.words))
-        values = self.contexts.gains((neighbours, text) for text in [*rough, *splits])
-        gains = dict(zip([*rough, *splits], values.tolist(), strict=True))
+        others = list(dict.fromkeys([*listed, *_splits(written, self.words)]))
+        values = self.contexts.gains((neighbours, text) for text in [*rough, *others])
+        gains = dict(zip([*rough, *others], values.tolist(), strict=True))
         rough.sort(key=lambda word: -priors[word] - _CONTEXT_SCALE * gains[word])
         scored: list[tuple[float, str, Candidate]] = []
-        for word in [*rough[: _COMPARED[1]], *splits]:
+        for word in dict.fromkeys([*rough[: _COMPARED[1]], *others]):
             edits = self.edits.log_probability(written.lower(), word)
             prior = FREQUENCY_SCALE * self.words.log_frequency(word) + _CONTEXT_SCALE * gains[word]
-            cased = self._in_case(written, word, begins)
-            scored.append((prior + edits, cased, Candidate(cased, edits, gains[word])))
+            is_listed = word in listed
+            cased = self._in_case(written, word, begins, is_listed=is_listed)
+            candidate = Candidate(cased, edits, gains[word], is_listed)
+            scored.append((prior + edits + LISTED * is_listed, cased, candidate))
         scored.sort(key=lambda item: (-item[0], item[1]))
         return tuple(
             candidate
@@ -220,11 +234,11 @@ class CandidateFinder(NamedTuple):
                 around = Surroundings.of(match.string, *match.span())
                 yield Place(*match.span(), candidates, begins, around, self.has_capitals, was)
 
-    def _in_case(self, written: str, word: str, begins: bool) -> str:
-        """Return a lower-case word in the case that the found one should have."""
+    def _in_case(self, written: str, word: str, begins: bool, *, is_listed: bool = False) -> str:
+        """Return a word in the case that the found one should have."""
         if "’" in written:
             word = word.replace("'", "’")
-        is_capital = begins or self.contexts.is_name(word)
+        is_capital = begins or (self.contexts.is_name(word) and not is_listed)
         if written[:1].isupper() or (is_capital and self.has_capitals):
             return word[:1].upper() + word[1:]
         return word

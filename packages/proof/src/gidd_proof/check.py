@@ -80,6 +80,7 @@ def check(arguments: Sequence[str]) -> None:
                 source.text,
                 min_confidence=command.min_confidence,
                 protected=matching_spans(command.protect, source.text),
+                file_name=source.path and source.path.name,
             )
             rows = ({"path": source.name, **edit} for edit in describe_edits(correction))
             mistakes += [row for row in rows if row["change"]]

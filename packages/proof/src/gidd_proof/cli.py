@@ -161,6 +161,7 @@ def proofread(arguments: Sequence[str]) -> None:
                 error_rate=command.error_rate,
                 min_confidence=command.min_confidence,
                 protected=matching_spans(command.protect, source.text),
+                file_name=source.path and source.path.name,
                 on_progress=on_progress,
             )
         if command.interactive:

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from gidd_proof.candidates import Candidate, Place
+from gidd_proof.candidates import LISTED, Candidate, Place
 from gidd_proof.contexts import Contexts
 from gidd_proof.words import WordList, normal
 
@@ -156,6 +156,7 @@ def prior_scores(
         + LONGER * (len(candidate.text) - len(written))
         + TWO_WORDS * (" " in candidate.text)
         + SHORTENED * lower.startswith(normal(candidate.text))
+        + LISTED * candidate.is_listed
         for candidate in place.candidates
     ]
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from gidd.cli import explain_damage, read_regular, read_source
 from gidd.errors import DataError
+from gidd_proof.misspellings import Misspellings
 from gidd_proof.words import CACHED_LOOKUPS, FILE_BYTES, MODEL_FOLDER, normal
 
 IntArray = NDArray[np.integer]
@@ -176,10 +177,11 @@ class Contexts:
         return cls(Table.read(folder / CONTEXTS_FILE), map(str.split, text.splitlines()))
 
     def tokens(self, text: str) -> Tokens:
-        """Return the tokens of a text."""
+        """Return the tokens of a text; common misspellings are read as what they stand for."""
         matches = list(TOKEN.finditer(text))
         padding = [END] * NUM_NEIGHBOURS
-        ids = (*padding, *(self.token(match[0]) for match in matches), *padding)
+        read_as = Misspellings.packaged().read_as
+        ids = (*padding, *(self.token(read_as(match[0])) for match in matches), *padding)
         return Tokens(ids, {match.start(): i for i, match in enumerate(matches)})
 
     def token(self, word: str) -> int:

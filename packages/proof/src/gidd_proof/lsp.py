@@ -96,7 +96,7 @@ def make_server(command: LspCommand) -> Any:
         edits: list[TextEdit] = []
         places = Places.of(document.source, document.position_codec.client_num_units)
         try:
-            edits = checker().edits(document.source)
+            edits = checker().edits(document.source, file_name=document.filename)
         except (GiddError, OSError) as error:
             show(error)
         diagnostics = [diagnostic(places, edit) for edit in edits]

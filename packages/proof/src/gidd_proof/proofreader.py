@@ -20,6 +20,7 @@ from gidd_proof.contexts import Contexts
 from gidd_proof.edit_model import EditModel
 from gidd_proof.error_models import ErrorModel
 from gidd_proof.mistakes import CHARACTERS_PER_WORD, ScoredPlace, estimate_rate
+from gidd_proof.prose import code_spans, foreign_spans
 from gidd_proof.protect import protected_spans
 from gidd_proof.rules import find_slips, find_variants
 from gidd_proof.words import MODEL_FOLDER, WordList
@@ -107,6 +108,7 @@ class Proofreader:
         error_rate: float | None = None,
         min_confidence: float | None = MIN_CONFIDENCE,
         protected: Sequence[Span] = (),
+        file_name: str | None = None,
         on_progress: OnProgress | None = None,
         seconds: float = math.inf,
     ) -> Correction:
@@ -117,6 +119,7 @@ class Proofreader:
             error_rate: Mistakes per character; by default estimated.
             min_confidence: Least probability of a change; None changes to the most likely text.
             protected: Further spans (start, stop) of characters that do not change.
+            file_name: Name of the file; of source code only comments and documentation are read.
             on_progress: Called with the number of characters done, and of all characters.
             seconds: Longest time; `LimitReached` is raised after it.
         """
@@ -127,7 +130,9 @@ class Proofreader:
                 f"a protected span must be (start, stop) with 0 <= start <= stop <= {len(text)}, "
                 f"got {bad}."
             )
-        start, spans = time.perf_counter(), sorted([*protected_spans(text), *protected])
+        start = time.perf_counter()
+        spans = [*protected_spans(text), *foreign_spans(text, self.words), *protected]
+        spans = sorted(spans if file_name is None else [*spans, *code_spans(file_name, text)])
         counts = Counter(match[0] for match in unprotected_words(text, spans))
         scored, forward_passes = list(find_slips(text, spans, self.words, self.contexts)), 0
         slips = {i for slip in scored for i in range(slip.start, slip.stop)}

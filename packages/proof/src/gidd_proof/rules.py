@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from gidd_proof.candidates import begins_sentence, unprotected_words
 from gidd_proof.contexts import END, UNKNOWN, Contexts, Neighbours
+from gidd_proof.misspellings import Misspellings
 from gidd_proof.mistakes import ScoredPlace
-from gidd_proof.words import MODEL_FOLDER, WordList
+from gidd_proof.words import MODEL_FOLDER, WordList, normal
 
 if TYPE_CHECKING:
     from gidd.pipeline import Span
@@ -20,6 +22,9 @@ DOUBLED: Final = 4.0
 
 ARTICLE: Final = 4.0
 """Log odds that an article before the wrong sound is a mistake."""
+
+MARGIN: Final = 2.0
+"""By how much a moved space must be more likely than one misspelt word, in nats."""
 
 MOVED_SPACE: Final = 2.5
 """Log odds that a space is in the wrong place, if the neighbours of what it gives fit."""
@@ -69,10 +74,16 @@ def find_slips(
     tokens = contexts.tokens(text)
     is_slip = lru_cache(partial(is_never_doubled, contexts=contexts))
 
-    def fits(start: int, words: str) -> bool:
-        """Whether neighbours make words more likely in place of the two that begin at `start`."""
+    def fits(start: int, first: str, second: str, moved: str) -> bool:
+        """Whether neighbours make words more likely in place of the two that begin at `start`.
+
+        If only one of the two is unknown, its misspelling must be the less likely explanation.
+        """
         around = tokens.around(start, count=2)
-        return bool(contexts.gains([(around, words)])[0] > 0)
+        texts = [moved, *(without_moved_space(first, second, words) if " " in moved else ())]
+        gains = contexts.gains((around, text) for text in texts).tolist()
+        values = [words.log_frequency(text) + gain for text, gain in zip(texts, gains, strict=True)]
+        return gains[0] > 0 and values[0] > max(values[1:], default=-inf) + MARGIN
 
     for match in unprotected_words(text, protected):
         if before is not None and _SPACE.fullmatch(text, before.end(), match.start()):
@@ -86,7 +97,9 @@ def find_slips(
                 and text[start - 1 : start] not in _HYPHENS
             ):
                 yield ScoredPlace(start, (first, right), (0.0, ARTICLE), True)
-            elif (right := with_moved_space(first, second, words)) and fits(start, right):
+            elif (right := with_moved_space(first, second, words)) and fits(
+                start, first, second, right
+            ):
                 written = text[start : match.end()]
                 yield ScoredPlace(start, (written, right), (0.0, MOVED_SPACE), True)
                 match = None
@@ -149,6 +162,21 @@ def with_moved_space(first: str, second: str, words: WordList) -> str:
     is_frequent = partial(_is_word, words=words, least=_FREQUENT)
     frequent = [text for text in options if all(map(is_frequent, text.split(" ")))]
     return max(frequent, key=words.log_frequency, default="")
+
+
+def without_moved_space(first: str, second: str, words: WordList) -> list[str]:
+    """Return two words with one of them corrected, if the other one is known."""
+    misspellings = Misspellings.packaged()
+
+    def near(word: str) -> list[str]:
+        listed = misspellings.corrections(word, words)
+        return [*listed, *(other for other, edits in words.near(normal(word)) if edits == 1)]
+
+    if _is_word(first, words):
+        return [f"{first} {right}" for right in near(second)]
+    if _is_word(second, words):
+        return [f"{right} {second}" for right in near(first)]
+    return []
 
 
 def _is_word(text: str, words: WordList, least: float = 0.0) -> bool:

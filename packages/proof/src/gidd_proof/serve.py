@@ -32,6 +32,7 @@ import tyro
 
 from gidd.cli import parse, print_message
 from gidd.errors import ConfigError, DataError, LimitReached
+from gidd_proof.prose import find_sentences, main_language, read_languages
 from gidd_proof.user_words import (
     change_user_words,
     read_user_words,
@@ -87,7 +88,6 @@ HEADER: Final = "X-Requested-With"
 """A request that changes words must have it: forms of web pages cannot send it."""
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
-_END = re.compile(r"(?:[.!?](?!\S)|\n)\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,15 +198,28 @@ class Checker:
             self._proofreader = self._packaged.with_words(self.words())
         return is_changed
 
-    def edits(self, text: str, *, picky: bool = False) -> list[TextEdit]:
-        """Return the places of a text to report."""
+    def edits(
+        self, text: str, *, picky: bool = False, file_name: str | None = None
+    ) -> list[TextEdit]:
+        """Return the places of a text to report; the name of a file tells whether it is code."""
         if len(text) > MAX_CHARACTERS:
             raise DataError(f"a text must have at most {MAX_CHARACTERS} characters.")
         if not text.strip():
             return []
         with self._turn() as seconds:
-            edits = self._proofreader.correct(text, seconds=seconds).edits
+            edits = self._proofreader.correct(text, file_name=file_name, seconds=seconds).edits
         return [e for e in edits if picky or e.is_change or e.probability_of(e.old) < _LEAST_WRONG]
+
+    def language(self, text: str, english: str) -> dict[str, Any]:
+        """Return the language of most of a text, with a code for English."""
+        language, fraction = main_language(read_languages(text, self._packaged.words))
+        code, _, name = language.partition(" ")
+        return {
+            "name": name or "Undetermined",
+            "code": english if code == "en" else code or "und",
+            "confidence": round(fraction, 3),
+            "source": "fraction of the characters; sentences of other languages are not checked",
+        }
 
     @contextmanager
     def _turn(self) -> Generator[float]:
@@ -442,12 +455,9 @@ def check_text(checker: Checker, fields: Mapping[str, str]) -> dict[str, Any]:
     source = AnnotatedText.of(parts)
     edits = checker.edits(source.text, picky=level == "picky") if is_enabled(fields) else []
     sentences = find_sentences(source.text)
-    is_given = fields["language"] != "auto"
-    detected = {
-        "name": names[code],
-        "code": code,
-        "source": "given" if is_given else "not detected: every text is read as English",
-    }
+    detected: dict[str, Any] = {"name": names[code], "code": code, "source": "given"}
+    if fields["language"] == "auto":
+        detected = checker.language(source.text, code)
     ranges = [[source.starts[a], source.stops[b - 1]] for a, b in sentences]
     return {
         "software": {
@@ -500,14 +510,6 @@ def is_enabled(fields: Mapping[str, str]) -> bool:
         if (CATEGORY if "Categories" in name else RULE) in ids:
             is_on = name.startswith("enabled")
     return is_on
-
-
-def find_sentences(text: str) -> list[tuple[int, int]]:
-    """Return the spans of sentences: they end at a line break, or at . ! or ? before a space."""
-    ends = [match.end() for match in _END.finditer(text)]
-    if ends[-1:] != [len(text)] and text:
-        ends.append(len(text))
-    return list(zip([0, *ends], ends, strict=False))
 
 
 def read_annotation(data: str) -> tuple[list[tuple[str, str | None]], list[str]]:

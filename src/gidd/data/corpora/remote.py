@@ -24,6 +24,9 @@ _VERSION = (
 )
 """Names, in different file systems, of the fields that change when a file changes."""
 
+PACKAGES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs")}
+"""Packages of object storage, and the extras that install them."""
+
 _REMEDY = (
     "Check the URL, the connection and the credentials (the environment variables or settings of "
     "the file system); then run the same command again."
@@ -33,7 +36,7 @@ _REMEDY = (
 def list_files(url: str, endings: tuple[str, ...]) -> list[str]:
     """Return the files with these endings of a URL: of a file, a folder, or a pattern with `*`."""
     place = without_credentials(url)
-    with _connect(url) as (system, path):
+    with connect(url) as (system, path):
         if "*" in place:
             paths = system.glob(path)
         elif place.endswith(endings):
@@ -52,7 +55,7 @@ def list_files(url: str, endings: tuple[str, ...]) -> list[str]:
 
 def stamp(url: str) -> list[int]:
     """Return the size in bytes (-1 if unknown) and a number that changes with the file."""
-    with _connect(url) as (system, path):
+    with connect(url) as (system, path):
         about = system.info(path)
     return make_stamp(about.get("size"), [about.get(field) for field in _VERSION])
 
@@ -66,7 +69,7 @@ def make_stamp(size: int | None, version: object) -> list[int]:
 @contextmanager
 def open_url(url: str, *, from_start: bool) -> Generator[Any]:
     """Open a remote file, for sequential reading or for random access."""
-    with _connect(url) as (system, path):
+    with connect(url) as (system, path):
         # a single response works with servers that do not support byte ranges
         options = {"block_size": 0} if from_start and url.startswith("http") else {}
         with system.open(path, "rb", **options) as file:
@@ -93,9 +96,12 @@ def wrap_errors(source: str, remedy: str) -> Generator[None]:
 
 
 @contextmanager
-def _connect(url: str) -> Generator[tuple[Any, str]]:
+def connect(url: str) -> Generator[tuple[Any, str]]:
     """Yield the file system of a URL and the path in it; errors contain no credentials."""
     full = expand_secrets(url)
+    scheme = full.partition("://")[0]
+    if scheme in PACKAGES:
+        optional_package(*PACKAGES[scheme])
     with wrap_errors(full, _REMEDY):
         options: dict[str, Any] = {}
         if full.startswith(("http://", "https://")):

@@ -1,6 +1,6 @@
 """From token shards to batches.
 
-Reading order: `shards` (tokens on disk), `loader` (their order, and batches).
+Reading order: `shards` (tokens on disk), `order` (of an epoch), `loader` (batches).
 """
 
 from gidd.data.loading.loader import (
@@ -8,6 +8,9 @@ from gidd.data.loading.loader import (
     Loader as Loader,
     LoaderConfig as LoaderConfig,
     open_split as open_split,
+)
+from gidd.data.loading.order import (
+    BLOCK_BYTES as BLOCK_BYTES,
     shuffled as shuffled,
 )
 from gidd.data.loading.shards import (

@@ -9,47 +9,66 @@ number of ranks, start at the next.
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gidd.common.config.allowed import integer, problems_of, require_none
 from gidd.common.optional import optional_package
+from gidd.common.urls import is_url
 from gidd.data.batch import Batch
-from gidd.data.loading.shards import Array, ShardSet, TokenShard, invalid_tokens, open_shard
+from gidd.data.loading.order import (
+    BLOCK_BYTES,
+    LANE_SAMPLES,
+    BlockOrder,
+    DocumentOrder,
+    Pace,
+    Shuffle,
+)
+from gidd.data.loading.shards import (
+    Array,
+    ShardSet,
+    TokenShard,
+    invalid_tokens,
+    open_shard,
+    remote_shard,
+)
 from gidd.data.manifest import DataManifest
 from gidd.data.processes import follow_parent
-from gidd.diffusion.randomness import UNIT_BITS, Stream, philox, random_integers
+from gidd.data.store import CACHE_BYTES
+from gidd.diffusion.randomness import UNIT_BITS, Stream, random_integers
 from gidd.errors import ConfigError, DataError
+
+_CONNECTIONS, _STEPS_AHEAD = 16, 32
+"""Blocks in object storage that are read at once, and how many steps before their window."""
 
 _ENDLESS = 1 << 40
 """Length of a `BatchSource`, in effect infinite: samples continue through the epochs."""
 
-_ROUNDS = 8
-_LARGEST = 1 << 62
-_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
-
 
 def open_split(folder: str | Path, split: str = "train") -> ShardSet:
     """Open the shards of a split; the manifest's sizes are checked, not checksums (`verify`)."""
-    folder, manifest = Path(folder), DataManifest.read(folder)
+    manifest = DataManifest.read(folder)
     if split not in manifest.splits:
         raise DataError(
             f"{folder} has the splits {', '.join(manifest.splits)}, not {split}. "
             "Prepare it with --validation N to hold out documents."
         )
+    if is_url(str(folder)):
+        records = manifest.splits[split].shards
+        return ShardSet([remote_shard(str(folder), record, manifest.dtype) for record in records])
     shards: list[TokenShard] = []
     for record in manifest.splits[split].shards:
         has_given = record.given_sha256 is not None
-        shard = open_shard(folder / record.file, np.dtype(manifest.dtype).type, has_given)
+        shard = open_shard(Path(folder) / record.file, np.dtype(manifest.dtype).type, has_given)
         if (len(shard), len(shard.tokens)) != (record.documents, record.tokens):
             raise DataError(
                 f"{shard.file} has {len(shard)} documents and {len(shard.tokens)} tokens, but "
@@ -73,8 +92,11 @@ class LoaderConfig:
     vocab_size: Annotated[int, integer(2)]
     """Token ids at or above it raise `DataError`."""
     seed: Annotated[int, integer(0)] = 0
-    shuffle: bool = True
-    """Whether to shuffle the documents every epoch; False: order of the files."""
+    shuffle: Shuffle = "full"
+    """full: of all documents, every epoch; blocks: of blocks, and of samples inside windows of
+    blocks; none: order of the files."""
+    block_bytes: Annotated[int, integer(1)] = BLOCK_BYTES
+    """Size of the blocks."""
     packing: bool = False
     """Whether a sample has as many consecutive documents as fit; longer ones are cropped alone."""
 
@@ -90,55 +112,113 @@ class BatchSource:
     """The arrays of one rank's batch, indexed by step."""
 
     def __init__(
-        self, shards: ShardSet, config: LoaderConfig, rank: int = 0, num_ranks: int = 1
+        self,
+        shards: ShardSet | Sequence[ShardSet],
+        config: LoaderConfig,
+        rank: int = 0,
+        num_ranks: int = 1,
+        paces: Sequence[Pace] = (),
     ) -> None:
+        """`shards` are those of a source, or of several with a `Pace` for each."""
         if not 0 <= rank < num_ranks <= config.global_batch:
             raise ConfigError(
                 f"rank must be in [0, num_ranks) and num_ranks at most data.global_batch = "
                 f"{config.global_batch}, got rank {rank} of {num_ranks}. "
                 "Use a larger global batch or fewer ranks."
             )
-        self.shards, self.config = shards, config
+        self.config = config
+        self.sources = (shards,) if isinstance(shards, ShardSet) else tuple(shards)
+        self.paces = tuple(paces) or (Pace(((0, config.global_batch),)),)
         first, stop = (config.global_batch * at // num_ranks for at in (rank, rank + 1))
         self._slots = np.arange(first, stop)
-        self._packed = packed_rows(shards, config.length) if config.packing else None
+        self.orders = [
+            order_of(source, replace(config, seed=config.seed + (index << 32)), pace)
+            for index, (source, pace) in enumerate(zip(self.sources, self.paces, strict=True))
+        ]
+        self._has_given = any(source.has_given for source in self.sources)
+        self._is_remote = any(is_url(source.shards[0].file) for source in self.sources)
+        if self._is_remote:
+            self._require_cache()
+        self._pool: ThreadPoolExecutor | None = None  # made in the process that reads batches
+        self._requested = set[tuple[BlockOrder, int]]()
 
     def __len__(self) -> int:
         return _ENDLESS
 
     def __getitem__(self, step: Any) -> dict[str, Array]:
         """Return the arrays of a `Batch`; each token is copied once."""
-        config = self.config
-        sample = int(step) * config.global_batch + self._slots
+        config, step = self.config, int(step)
+        if self._is_remote:
+            self._read_ahead(step)
+        sample = step * config.global_batch + self._slots
         tokens = np.full((len(sample), config.length), config.pad_id, dtype=np.int64)
-        given = np.zeros(tokens.shape if self.shards.has_given else 0, dtype=np.bool_)
+        given = np.zeros(tokens.shape if self._has_given else 0, dtype=np.bool_)
         segments = np.full(tokens.shape, -1, dtype=np.int32)
-        (firsts, ends), windows = self.documents(sample), self._windows(sample)
-        for row, (first, end, where) in enumerate(zip(firsts, ends, windows, strict=True)):
+        (orders, firsts, ends), windows = self.documents(step), self._windows(sample)
+        for row, (order, first, end) in enumerate(zip(orders, firsts, ends, strict=True)):
             at = 0
             for document in range(first, end):
-                shard, start, stop = self._window(document, float(where))
+                shard, index = self.orders[order].locate(document)
+                start, stop = self._window(shard, index, float(windows[row]))
                 columns = slice(at, at := at + stop - start)
                 tokens[row, columns] = shard.tokens[start:stop]
                 segments[row, columns] = document - first
                 if shard.given is not None:
                     given[row, columns] = shard.given[start:stop]
-        self._require_valid_tokens(tokens, firsts[:, None] + segments)
+        self._require_valid_tokens(tokens, orders, firsts[:, None] + segments)
         arrays = {"tokens": tokens, "valid": segments >= 0, "sample_index": sample}
-        arrays |= {"given": given} if self.shards.has_given else {}
+        arrays |= {"given": given} if self._has_given else {}
         return arrays | ({"segments": segments} if config.packing else {})
 
-    def documents(self, sample: Array) -> tuple[Array, Array]:
-        """Return the first document of each sample, and one past its last."""
-        size = len(self.shards) if self._packed is None else len(self._packed) - 1
-        epochs, rows = np.divmod(sample, size)
-        if self.config.shuffle:
-            for epoch in np.unique(epochs):  # a step may contain the end of an epoch
-                mine = epochs == epoch
-                rows[mine] = shuffled(rows[mine], size, self.config.seed, int(epoch))
-        if self._packed is None:
-            return rows, rows + 1
-        return self._packed[rows], self._packed[rows + 1]
+    def documents(self, step: int) -> tuple[Array, Array, Array]:
+        """Return the source of each sample of a step, its first document, and one past its last."""
+        result = np.zeros((3, len(self._slots)), dtype=np.int64)
+        for source, mine, index in self._indices(step):
+            result[1:, mine] = self.orders[source].documents(index)
+            result[0, mine] = source
+        return result[0], result[1], result[2]
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _indices(self, step: int) -> Generator[tuple[int, Array, Array]]:
+        """Yield each source with the samples of a step that it has, and their indices in it."""
+        start = 0
+        for source, pace in enumerate(self.paces):
+            end = start + pace.samples(step)
+            mine = (start <= self._slots) & (self._slots < end)
+            if mine.any():
+                yield source, mine, pace.index(step) + self._slots[mine] - start
+            start = end
+
+    def _require_cache(self) -> None:
+        """Refuse a cache that is smaller than the windows that the ranks of a machine have open."""
+        lanes, limit = -(-len(self._slots) // LANE_SAMPLES) + 1, CACHE_BYTES.value * 3 // 4
+        orders = [order for order in self.orders if isinstance(order, BlockOrder)]
+        blocks = sum(min(lanes * order.window_blocks(0), order.num_blocks) for order in orders)
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if (size := blocks * self.config.block_bytes * ranks) > limit:
+            raise ConfigError(
+                f"{CACHE_BYTES.variable} must be at least {size * 4 // 3:,} for the windows that "
+                f"{ranks} ranks of a machine read at the same time, got {CACHE_BYTES.value:,}. "
+                "Raise it, or use more machines or a smaller train.global_batch."
+            )
+
+    def _read_ahead(self, step: int) -> None:
+        """Start to read the blocks of windows that are needed some steps later, or now."""
+        self._pool = self._pool or ThreadPoolExecutor(_CONNECTIONS, "gidd-blocks")
+        blocks = {
+            (order, block)
+            for source, _, index in self._indices(step + _STEPS_AHEAD)
+            if isinstance(order := self.orders[source], BlockOrder)
+            for _, _, window, _ in order.windows(index)
+            for block in window.tolist()
+        }
+        for order, block in blocks - self._requested:
+            self._pool.submit(order.read, block)  # an error is raised when the block is needed
+        self._requested = blocks
 
     def _windows(self, sample: Array) -> Array:
         """Return the start of each sample's window, as a fraction in [0, 1) of all starts."""
@@ -146,38 +226,33 @@ class BatchSource:
         u = random_integers(self.config.seed, Stream.CROP, 0, torch.from_numpy(sample), position)
         return u[:, 0].numpy() / 2.0**UNIT_BITS
 
-    def _window(self, document: int, where: float) -> tuple[TokenShard, int, int]:
-        """Return the shard of a document, and start and end of the window of a sample in it."""
-        shard, index = self.shards.locate(document)
-        start, stop = shard.bounds(index)
+    def _window(self, shard: TokenShard, document: int, where: float) -> tuple[int, int]:
+        """Return start and end of the window of a sample in a document."""
+        start, stop = shard.bounds(document)
         spare = stop - start - self.config.length
         if spare > 0:
             is_chat = shard.given is not None  # a chat without its last answer is of no use
             start += spare if is_chat else min(int(where * (spare + 1)), spare)
             stop = start + self.config.length
-        return shard, start, stop
+        return start, stop
 
-    def _require_valid_tokens(self, tokens: Array, documents: Array) -> None:
+    def _require_valid_tokens(self, tokens: Array, sources: Array, documents: Array) -> None:
         if tokens.min() >= 0 and tokens.max() < self.config.vocab_size:
             return
         bad = (tokens < 0) | (tokens >= self.config.vocab_size)
-        shard, index = self.shards.locate(int(documents[bad][0]))
+        source = self.sources[sources[bad.any(1)][0]]
+        shard, index = source.locate(int(documents[bad][0]))
         raise invalid_tokens(f"{shard.file}: document {index}", self.config.vocab_size)
 
 
-def packed_rows(shards: ShardSet, length: int) -> NDArray[np.int64]:
-    """Return the first document of each packed row, and at the end the number of documents.
-
-    A row has consecutive documents of at most `length` tokens together, or one longer document.
-    """
-    ends = np.cumsum(np.concatenate([shard.sizes() for shard in shards.shards]))
-    # the first document that no longer fits, for rows that start at each document
-    after = np.searchsorted(ends, np.concatenate([[0], ends[:-1]]) + length, side="right")
-    after = np.maximum(after, np.arange(1, len(ends) + 1))
-    rows = [0]
-    while rows[-1] < len(ends):
-        rows.append(after.item(rows[-1]))
-    return np.array(rows)
+def order_of(shards: ShardSet, config: LoaderConfig, pace: Pace) -> DocumentOrder | BlockOrder:
+    """Return the order that a configuration asks for."""
+    packed_length = config.length if config.packing else None
+    if config.shuffle == "blocks":
+        size = config.block_bytes
+        return BlockOrder(shards, config.seed, packed_length, block_bytes=size, pace=pace)
+    is_shuffled = config.shuffle == "full"
+    return DocumentOrder(shards, config.seed, packed_length, shuffle=is_shuffled)
 
 
 class Loader:
@@ -185,18 +260,19 @@ class Loader:
 
     def __init__(
         self,
-        shards: ShardSet,
+        shards: ShardSet | Sequence[ShardSet],
         config: LoaderConfig,
         *,
         rank: int = 0,
         num_ranks: int = 1,
+        paces: Sequence[Pace] = (),
         start: int = 0,
         num_workers: int = 0,
         read_ahead: int = 2,
     ) -> None:
         self.step = start
         """Step of the next batch: the complete state of the loader."""
-        source = BatchSource(shards, config, rank, num_ranks)
+        self._source = source = BatchSource(shards, config, rank, num_ranks, paces)
         if num_workers:
             grain = import_grain()
             options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=read_ahead)
@@ -207,6 +283,12 @@ class Loader:
             )
         else:
             self._batches = _read_in_thread(source, start, read_ahead)
+
+    def epochs(self, step: int) -> dict[str, float]:
+        """Return the epochs that each source of a mixture has had before a step."""
+        pairs = zip(self._source.orders, self._source.paces, strict=True)
+        epochs = [pace.index(step) / order.size for order, pace in pairs]
+        return {f"epochs/{at}": of for at, of in enumerate(epochs)} if len(epochs) > 1 else {}
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -235,6 +317,7 @@ def _read_in_thread(source: BatchSource, start: int, ahead: int) -> Generator[di
                 yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+        source.close()
 
 
 def import_grain() -> Any:
@@ -242,43 +325,3 @@ def import_grain() -> Any:
     note = "Failed to load jax profiler"
     logging.getLogger("absl").addFilter(lambda record: note not in record.getMessage())
     return optional_package("grain", "data")
-
-
-def shuffled(place: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the sample at each `place` of an epoch's order; a permutation of 0 .. size - 1.
-
-    A Feistel network permutes the integers with the bit length of `size`. Results outside the
-    range are permuted again until they are inside (cycle walking): below two times on average.
-    """
-    if not 1 <= size < _LARGEST:
-        raise ConfigError(f"size must be between 1 and 2**62 samples, got {size}.")
-    bits = max(2, (size - 1).bit_length())
-    key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    counter = (epoch & 0xFFFFFFFF, epoch >> 32, int(Stream.SHUFFLE))
-    words = (philox((round_index, *counter), key) for round_index in range(_ROUNDS))
-    keys = [np.uint64((int(high) << 32) | int(low)) for high, low, *_ in words]
-    result = _feistel(place.astype(np.uint64), bits, keys)
-    while (outside := result >= size).any():
-        result[outside] = _feistel(result[outside], bits, keys)
-    return result.astype(np.int64)
-
-
-def _feistel(value: NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
-    """Permute integers: the two halves of the bits are XORed in turn with a hash of the other."""
-    low_bits = np.uint64(bits // 2)
-    high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
-    low_mask = np.uint64((1 << (bits // 2)) - 1)
-    high, low = value >> low_bits, value & low_mask
-    for round_index, key in enumerate(keys):
-        if round_index % 2:
-            low = low ^ (_mix(high, key) & low_mask)
-        else:
-            high = high ^ (_mix(low, key) & high_mask)
-    return (high << low_bits) | low
-
-
-def _mix(value: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """Hash a value by two multiplications modulo 2**64."""
-    mixed = (value ^ key) * _MIX[0]
-    mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIX[1]
-    return mixed ^ (mixed >> np.uint64(32))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gidd.data.manifest import GIVEN, INDEX
+from gidd.data.manifest import GIVEN, INDEX, ShardRecord
+from gidd.data.store import RemoteFile, RemoteRange, join
 from gidd.errors import DataError
 
 _FIX = "Restore the file from where it was copied, or run `gidd data prepare` again."
@@ -32,24 +34,36 @@ class _Entries:
     length: int
     version: tuple[int, ...]
     """Which file had the name when it was opened: another one may have replaced it since."""
+    first: int = 0
+    """Entries of the file before these."""
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, part: slice) -> Array:
-        return _map(self.name, self.dtype, self.length, self.version)[part]
+        mapped = _map(self.name, self.dtype, self.version)
+        return mapped[self.first : self.first + self.length][part]
+
+    def read(self, start: int, end: int) -> _Entries:
+        """Return a part, which the system begins to read as a whole."""
+        if hasattr(os, "posix_fadvise"):
+            with open(self.name, "rb") as file:
+                at = (self.first + start) * self.dtype.itemsize
+                size = (end - start) * self.dtype.itemsize
+                os.posix_fadvise(file.fileno(), at, size, os.POSIX_FADV_WILLNEED)
+        return replace(self, first=self.first + start, length=end - start)
 
 
 @lru_cache(maxsize=256)
-def _map(name: str, dtype: np.dtype[Any], length: int, _version: tuple[int, ...]) -> Array:
-    if not length:
+def _map(name: str, dtype: np.dtype[Any], _version: tuple[int, ...]) -> Array:
+    if not Path(name).stat().st_size:
         return np.zeros(0, dtype=dtype)
-    mapped = np.memmap(name, dtype=dtype, mode="r", shape=(length,))
-    return mapped.view(np.ndarray)  # slices of np.memmap are several times slower
+    # slices of np.memmap are several times slower
+    return np.memmap(name, dtype=dtype, mode="r").view(np.ndarray)
 
 
-Sliceable = Array | _Entries
-"""Integers with a length and slices: in memory or memory-mapped."""
+Sliceable = Array | _Entries | RemoteFile | RemoteRange
+"""Integers with a length and slices: in memory, memory-mapped or remote."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +98,26 @@ class TokenShard:
         if (sizes < 0).any():
             raise DataError(f"{self.file}: ends of documents decrease: damaged index. {_FIX}")
         return sizes
+
+
+@lru_cache(maxsize=1 << 13)
+def read_block(shard: TokenShard, first: int, end: int) -> TokenShard:
+    """Return documents `first` to `end` of a shard: one read of the index, one of the tokens."""
+    ends = shard.ends[max(0, first - 1) : end].astype(np.int64)
+    start, ends = (int(ends[0]), ends[1:]) if first else (0, ends)
+    stop = int(ends[-1])
+    if not 0 <= start <= stop <= len(shard.tokens) or (np.diff(ends, prepend=start) < 0).any():
+        raise DataError(
+            f"{shard.file}: documents {first} to {end} have tokens {start} to {stop} of "
+            f"{len(shard.tokens)}, or their ends decrease: the index is damaged. {_FIX}"
+        )
+    given = None if shard.given is None else _part(shard.given, start, stop)
+    return TokenShard(shard.file, _part(shard.tokens, start, stop), ends - start, given)
+
+
+def _part(entries: Sliceable, start: int, end: int) -> Sliceable:
+    has_parts = isinstance(entries, _Entries | RemoteFile)
+    return entries.read(start, end) if has_parts else entries[start:end]
 
 
 def invalid_tokens(place: str, vocab_size: int) -> DataError:
@@ -134,6 +168,17 @@ def open_shard(
             f"files is truncated or of another shard. {_FIX}"
         )
     return shard
+
+
+def remote_shard(folder: str, record: ShardRecord, dtype: str) -> TokenShard:
+    """Return a shard in object storage, whose sizes are those of the manifest."""
+    kinds = {"": np.dtype(dtype), INDEX: np.dtype(np.uint64), GIVEN: np.dtype(np.uint8)}
+    files = [
+        RemoteFile(join(folder, name), digest, kind, size // kind.itemsize)
+        for name, (size, digest) in record.files(dtype).items()
+        for kind in [kinds[name.removeprefix(record.file)]]
+    ]
+    return TokenShard(files[0].url, *files)
 
 
 def _open(name: str, kind: type[np.unsignedinteger[Any]]) -> _Entries:

@@ -84,7 +84,7 @@ class SelfCorrectionStep:
         """Score the current state and commit the best changes."""
         z, free = state.tokens, state.free
         rows = predict(state, t, free)
-        token, probability = rows.draw(state.random(Stream.TOKEN), None, self.temperature)
+        token, probability = rows.draw_each(state.random(Stream.TOKEN), None, self.temperature)
         differs = free & (token != z)
         log_odds = rows.log_odds(token, differs, self.temperature)
         scores = self.score(Proposal(rows.current, probability, log_odds))

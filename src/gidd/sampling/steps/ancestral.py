@@ -72,7 +72,7 @@ def reverse_step(
     may_change = state.free & happens(redraw_probability(arrived, noise_t), u)
     visible = z != mask_id if mask_id is not None else may_change
     needed = may_change & (pending | (visible & (arrived < 1)))  # 1: redrawn for any x_theta
-    rows = predict(state, t, needed)
+    rows = predict(state, t, needed).drawn
     q_t = alpha_t * rows.current + noise_t
     changes = torch.where(needed, happens(redraw_probability(arrived, q_t), u), may_change)
     token, probability = rows.draw(state.random(Stream.TOKEN), changes & pending & needed)

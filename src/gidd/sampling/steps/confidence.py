@@ -76,7 +76,7 @@ class Greedy(_FillByConfidence):
     @staticmethod
     def propose(rows: Rows, state: State) -> tuple[Tensor, Tensor]:
         """Take the most likely token."""
-        return rows.top, rows.top_probability
+        return rows.draw(None)
 
 
 @final
