@@ -44,12 +44,15 @@ OPTIONS = {
 """Options beside --quick --json, of which the last one of a name counts."""
 
 QUOTED = {
+    "blocks": "step_ratio first_tokens_per_second block_64_ratio block_64_ratio_without overhead "
+    "bytes_per_token bytes_computed",
     "constraints": "law cost answers right error build ratio",
     "data": "tokenize_ratio prepare_megabytes_per_second open_seconds bytes_per_document "
     "read_ratio read_million_tokens_per_second loader_fraction_of_micro_step",
     "document_memory": "speeches english_30_mb letters_30_mb digits_2_mb",
     "evaluation": "p_uniform grid passes bias deviation rms",
-    "exact_figures": "leave_one_out reweighting odds_boost reverse_chain gibbs likelihood_nodes",
+    "exact_figures": "leave_one_out blocks reweighting odds_boost reverse_chain gibbs "
+    "likelihood_nodes",
     "finetuning": "not_tuned tuned scratch hybrid turned grown masked sampled corrected found "
     "restored replaced",
     "instructions": "masked-0 hybrid-1 lora-masked lora-hybrid sampled guided corrected",

@@ -56,6 +56,7 @@ AWAY: dict[str, str] = {
     "sampler": "--sampler renoise",
     "sampler_options": "--sampler psi --sampler.renoise 1.0",
     "block_length": "--block-length 3",
+    "revise": "--revise 1 --final-corrector-steps 2",
     "temperature": "--temperature 0.1",
     "top_k": "--top-k 1",
     "top_p": "--top-p 0.1",

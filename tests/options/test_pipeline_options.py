@@ -31,6 +31,7 @@ BLOCKS = {"block_length": 4}
 SURFACES: dict[str, tuple[str, dict[str, Any]]] = {
     "generate": ("generate", PROMPTED | {"n": 2}),
     "generate, blocks": ("generate", PROMPTED | BLOCKS | {"n": 2}),
+    "generate, trained in blocks": ("generate", PROMPTED | {"n": 2}),
     "generate, masked": ("generate", PROMPTED),
     "infill": ("infill", BLANKS | {"n": 2}),
     "infill, masked": ("infill", BLANKS),
@@ -79,6 +80,7 @@ AWAY: dict[str, Any] = {
     "sampler": "renoise",
     "sampler_options": ({"sampler": "psi"}, {"renoise": 1.0}),
     "block_length": 3,
+    "revise": (FINISHED, 1),
     "temperature": 0.1,
     "top_k": 1,
     "top_p": 0.1,
@@ -107,6 +109,9 @@ OWN: dict[tuple[str, str], Any] = {
     ("generate, masked", "sampler_options"): ({"sampler": "threshold"}, {"fill": 0.0}),
     ("generate, masked", "final_corrector"): "gibbs",
     ("generate, masked", "final_corrector_options"): {"distance": 5},
+    ("generate, masked", "revise"): 1,
+    ("infill, masked", "revise"): 1,
+    ("generate, trained in blocks", "negative_prompt"): "a",
     ("infill, masked", "final_corrector"): "gibbs",
     ("infill, masked", "final_corrector_options"): {"distance": 5},
     ("infill", "guidance_scale"): 30.0,
@@ -146,6 +151,9 @@ def run(tmp_path_factory):
         for p_uniform in (0.2, 0.0)
     }
 
+    trained = pipes[0.2]._arguments | {"block_lengths": (4, 3, 16)}
+    pipes["in blocks"] = gidd.Pipeline(**trained)
+
     def call(surface: str, changes: dict[str, Any]) -> Any:
         method, base = SURFACES[surface]
         calls: list[Any] = []
@@ -153,7 +161,8 @@ def run(tmp_path_factory):
             name: (lambda *_: calls.append(1)) if value is RECORD else value
             for name, value in {**base, **changes}.items()
         }
-        pipe = pipes[0.0 if "masked" in surface else 0.2]
+        name = "in blocks" if "trained" in surface else 0.0 if "masked" in surface else 0.2
+        pipe = pipes[name]
         return plain(getattr(pipe, method)(**arguments)), bool(calls)
 
     return call

@@ -150,6 +150,7 @@ AWAY: dict[str, Any] = {
     "objective.time_power": 3.0,
     "objective.p_uniform_warmup": 2,
     "objective.attention_warmup": 2,
+    "objective.block_lengths": (4, 8),
     "data.folder": lambda at: at / "other",
     "data.sources": lambda at: (str(at / "other.jsonl"),),
     "data.format": "chat",

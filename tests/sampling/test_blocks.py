@@ -38,7 +38,7 @@ def test_blocks_are_sampled_from_left_to_right():
     given = prompt(11, (1, 2))
     sample = run_sync(sample_blocks(session, request(0, given), 4))
     assert sample.tokens == sample.text and sample.tokens[:2] == (1, 2)
-    while (block := next_block(request(0, given), tokens, 4)) is not None:
+    while (block := next_block(session, request(0, given), tokens, 4)) is not None:
         parts.append(block)
         tokens = session.sample([block])[0].tokens
     assert [len(part.tokens) for part in parts] == [6, 10, 11]

@@ -62,10 +62,10 @@ def test_a_failure_at_admission_ends_its_request_alone(monkeypatch):
 
     start = batch.start
 
-    def fail_for_one(schedule, tokens, protected, blank, valid, seed, sample_index):
+    def fail_for_one(schedule, tokens, protected, blank, valid, seed, sample_index, *rest):
         if (sample_index == 1).any():
             raise MemoryError("no memory")
-        return start(schedule, tokens, protected, blank, valid, seed, sample_index)
+        return start(schedule, tokens, protected, blank, valid, seed, sample_index, *rest)
 
     monkeypatch.setattr(batch, "start", fail_for_one)
     session = Session(MODEL, MASKED, batch_size=2)
@@ -83,10 +83,10 @@ def test_a_length_for_which_there_is_no_memory_fails_its_requests_alone(monkeypa
 
     made = module.Batch
 
-    def fail_for_long(network, schedule, shape, device, row_buckets):
+    def fail_for_long(network, schedule, shape, *rest):
         if shape.length > 8:
             raise MemoryError("no memory")
-        return made(network, schedule, shape, device, row_buckets)
+        return made(network, schedule, shape, *rest)
 
     monkeypatch.setattr(module, "Batch", fail_for_long)
     session = Session(MODEL, MASKED)
@@ -315,10 +315,10 @@ def test_every_request_ends_exactly_once(number, monkeypatch):
 
     start = batch.start
 
-    def fail_at_times(schedule, tokens, protected, blank, valid, seed, sample_index):
+    def fail_at_times(schedule, tokens, protected, blank, valid, seed, sample_index, *rest):
         if (sample_index % 50 == 11).any():
             raise MemoryError("no memory")
-        return start(schedule, tokens, protected, blank, valid, seed, sample_index)
+        return start(schedule, tokens, protected, blank, valid, seed, sample_index, *rest)
 
     def predict(z, t):
         if (z == 5).any():

@@ -15,12 +15,17 @@ MARKOV_VOCAB = Vocab(9, mask_id=8)
 _LENGTH, _SAMPLES = 16, 32
 
 
-def markov_losses(network: nn.Module, *, steps: int, lr: float = 5e-3) -> Tensor:
-    """Train all parameters that require gradients with AdamW and return the loss of each step."""
+def markov_losses(
+    network: nn.Module, *, steps: int, lr: float = 5e-3, **settings: object
+) -> Tensor:
+    """Train all parameters that require gradients with AdamW and return the loss of each step.
+
+    `settings` are those of `Corruption`.
+    """
     source = MarkovSource.random(8, concentration=0.05)
     schedule = HybridSchedule(MARKOV_VOCAB, p_uniform=0.1)
     weighting = ClampWeighting(schedule)
-    training_step = step_of(Denoiser(network, MARKOV_VOCAB), schedule, weighting)
+    training_step = step_of(Denoiser(network, MARKOV_VOCAB), schedule, weighting, **settings)
     trained = [p for p in training_step.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.0)
     network.train()

@@ -49,6 +49,7 @@ class Stream(IntEnum):
     CHOICE = 11  # which option a slot has
     DRAFT = 12  # which samples of a training batch are drafted
     WINDOW = 13  # order of the samples in a window of blocks
+    BLOCK = 14  # length of the blocks of a sample of a training batch
 
 
 def philox(
@@ -80,7 +81,8 @@ def random_integers(
     """Return fixed-point uniforms at the given addresses: integers in [0, 2**62).
 
     `sample` is an index into the data set (any int64 >= 0), not into the batch. `seed` and `step`
-    are one for the batch or one per sample. `step` and `position` must be below 2**32.
+    are one for the batch or one per sample, and so are positions, [L] or [B, L]. `step` and
+    `position` must be below 2**32.
     """
     compute = _random_integers_kernel if has_kernels(sample) else _random_integers
     numbers = *_number_or_tensor(seed), int(stream), *_number_or_tensor(step)
@@ -125,5 +127,5 @@ _random_integers_kernel = define_kernel(
     "random_integers(int seed, Tensor? seeds, int stream, int step, Tensor? steps, Tensor sample,"
     " Tensor position) -> Tensor",
     definition=_random_integers,
-    shapes=lambda *a: a[-2].new_empty(len(a[-2]), len(a[-1])),
+    shapes=lambda *a: a[-2].new_empty(len(a[-2]), a[-1].shape[-1]),
 )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gidd.common.devices import device_type
 from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
+from gidd.models.context import FinishedBlocks, hidden_in_blocks, hidden_of_blocks, keys_and_values
 from gidd.vocab import Vocab
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class Backbone(Protocol):
     - `accepts_segments = True`, if its method is `hidden(z, t, valid=None, segments=None)`.
       `segments` [B, L], in place of `valid`, numbers the documents of packed rows; padding has a
       number of its own. The hidden states of a document must be those of the document alone;
+    - `accepts_context = True`, if its method is `hidden(z, t, valid=None, *, context=None)`, and a
+      `gidd.models.Context` in place of `valid` has the mask of its attention, the positions of
+      tokens, and a function for each layer that extends keys and values. It can then be trained
+      and sampled in blocks. A token must read others by these keys only, or those of its group;
     - `adjust_logits(logits, columns)`, if logits are not linear in the hidden states, which then
       have more columns than the head: it maps logits of the head [K, rows] and the last columns of
       the hidden states to logits [K, rows]. Such a network samples and scores, but is not trained;
@@ -115,16 +120,41 @@ class Denoiser(nn.Module):
         """Whether rows can end with padding: whether `hidden` accepts `valid`."""
         return bool(getattr(self.backbone, "accepts_padding", False))
 
+    @property
+    def accepts_context(self) -> bool:
+        """Whether `hidden` accepts `context`: whether sequences can be read in blocks."""
+        return bool(getattr(self.backbone, "accepts_context", False))
+
     def hidden(
-        self, z: Sequences, t: Times, valid: Flags | None = None, segments: Sequences | None = None
+        self,
+        z: Sequences,
+        t: Times,
+        valid: Flags | None = None,
+        segments: Sequences | None = None,
+        *,
+        clean: Sequences | None = None,
+        block_index: Sequences | None = None,
+        context: FinishedBlocks | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Hidden states before the head; t of any floating-point dtype (float64 in sampling).
 
         `valid` is False at padding, which is at the end of rows; None: all rows are full.
-        `segments`, in place of it, numbers the documents of packed rows. It raises `ConfigError`
-        for a backbone that does not accept them.
+        `segments`, in place of it, numbers the documents of packed rows. With `clean` tokens and
+        the `block_index` of each token, the hidden states of a noisy block z are given the clean
+        blocks before it, which are read at t = 0; with a `context`, given the blocks that it holds
+        of each row. It raises `ConfigError` for a backbone that does not accept them.
         """
         name = type(self.backbone).__name__
+        if (clean is not None or context is not None) and not self.accepts_context:
+            raise ConfigError(
+                f"{name} does not read sequences in blocks. Use a dit, bidirectional or "
+                "llama-bidirectional network, or see accepts_context in docs/extending.md."
+            )
+        if context is not None:
+            return hidden_of_blocks(self.backbone, z, t.float(), context, valid)
+        if clean is not None and block_index is not None:
+            parts = clean, block_index, valid, segments
+            return hidden_in_blocks(self.backbone, z, t.float(), *parts)
         if segments is not None:
             if not getattr(self.backbone, "accepts_segments", False):
                 raise ConfigError(
@@ -140,6 +170,12 @@ class Denoiser(nn.Module):
                 "accepts_padding = True and hidden(z, t, valid=None)."
             )
         return cast(Any, self.backbone).hidden(z, t.float(), valid)
+
+    def keys_and_values(
+        self, x: Sequences, context: FinishedBlocks
+    ) -> Float[Tensor, "layers 2 H n width"]:
+        """Keys and values of a finished block, given the blocks before it; x is one row."""
+        return keys_and_values(self.backbone, x, context)
 
     @property
     def has_linear_head(self) -> bool:

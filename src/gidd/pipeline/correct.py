@@ -76,7 +76,7 @@ def windows_to_correct(
     if isinstance(text, Generation):
         kept = text.trace.protected[: len(text.tokens)]
         fixed = [*map(or_, fixed, kept), *fixed[len(kept) :]]
-    return encoded, TextWindows(encoded.tokens, fixed, pipe.context)
+    return encoded, TextWindows(encoded.tokens, fixed, pipe.window)
 
 
 def correct_texts(

@@ -262,6 +262,7 @@ async def run_requests(
     record_frames: bool,
     confidence: bool,
     stop: Sequence[str],
+    revise: int = 0,
 ) -> list[Generation]:
     """Sample requests, in blocks if `block_length` is given, and return a result for each.
 
@@ -274,9 +275,9 @@ async def run_requests(
     elif record_frames:
         raise ConfigError("record_frames must be False with block_length, got True (--html).")
     else:
-        recorded["block_length"] = block_length
+        recorded |= {"block_length": block_length} | ({"revise": revise} if revise else {})
         Budget.current().reserve(
-            sum(cost_of_blocks(session, request, block_length) for request in requests)
+            sum(cost_of_blocks(session, request, block_length, revise) for request in requests)
         )
 
         def has_stop(first_blank: int, tokens: tuple[int, ...]) -> bool:
@@ -289,6 +290,7 @@ async def run_requests(
                     session,
                     request,
                     block_length,
+                    revise=revise,
                     index=index,
                     on_step=on_step,
                     is_end=partial(has_stop, request.first_blank),
@@ -462,7 +464,7 @@ class TextStream(Iterator[TextState]):
         first, tokens, shown = request.first_blank, (), ""
         end = StreamEnd(first, 0, is_stopped=False)
         while not end.is_stopped:
-            block = next_block(request, tokens, self._block_length)
+            block = next_block(pipe.session, request, tokens, self._block_length)
             if block is None:
                 break
             sample = run_sync(pipe.session.run(block, on_step=on_step))
@@ -497,7 +499,8 @@ class TextStream(Iterator[TextState]):
                 items.put(None)
 
         thread, finished, done = Thread(target=run), "", 0
-        total = len(self._request.plan) * len(blocks_of(self._request, self._block_length))
+        blocks = blocks_of(self._pipe.session, self._request, self._block_length)
+        total = len(self._request.plan) * len(blocks)
         thread.start()
         try:
             while (item := items.get()) is not None:
@@ -525,7 +528,7 @@ async def score_tokens(
     pipe: Pipeline, tokens: Sequence[int], processors: tuple[Processor, ...] = ()
 ) -> Frame:
     """Return the prediction on a text of any length at the lowest noise level, by windows."""
-    parts = windows(len(tokens), pipe.context)
+    parts = windows(len(tokens), pipe.window)
     read = [scoring_request(tokens[part.start : part.stop], processors) for part in parts]
     frames = await predict_frames(pipe.session, read)
     # a frame is an index, a step, a time and then tensors over positions

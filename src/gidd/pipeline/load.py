@@ -116,6 +116,7 @@ def pipeline_of(
         },
         notes=model.notes,
         times=_times(model.summary),
+        block_lengths=_block_lengths(model.summary),
         sampling=None if model.folder is None else read_sampling(model.folder),
         correction=None if model.folder is None else read_correction(model.folder),
         examples=None if model.folder is None else read_examples(model.folder),
@@ -181,6 +182,15 @@ def _data_settings(summary: dict[str, Any]) -> dict[str, Any]:
             return {"data": {"format": kind, "padding": pad}}
         case _:
             return {}
+
+
+def _block_lengths(summary: dict[str, Any]) -> tuple[int, ...]:
+    match summary:  # from a file: it can be anything
+        case {"block_lengths": [*lengths]} | {"run": {"objective": {"block_lengths": [*lengths]}}}:
+            sizes: list[Any] = list(lengths)
+            return tuple(n for n in sizes if type(n) is int and n > 0)
+        case _:
+            return ()
 
 
 def _times(summary: dict[str, Any]) -> tuple[float, float]:

@@ -133,6 +133,9 @@ class SamplingOptions:
     block_length: Annotated[int, _BLOCK] | None = None
     """Generate from left to right in blocks of this many tokens, each with all steps; None
     generates all tokens together. A block does not see what comes after it."""
+    revise: Annotated[int, integer(0, 64)] = 0
+    """Finished blocks that the corrector reads together with a new one, and may change again; for
+    models that were trained in blocks."""
     temperature: Annotated[float, TEMPERATURE] = 1.0
     """Softmax temperature; below 1 sharpens the distribution, 0 takes the most likely token."""
     top_k: Annotated[int, TOP_K] | None = None
@@ -167,11 +170,20 @@ class SamplingOptions:
         yield from _component_problems(
             "final_corrector", "corrector", self.final_corrector, self.final_corrector_options
         )
+        if self.revise and not (self.final_corrector_steps or self._corrects_itself):
+            yield (
+                "revise needs a corrector, final_corrector_steps of at least 1 or self_correction, "
+                f"got {self.revise}."
+            )
         correction: Any = self.self_correction
         if isinstance(correction, SelfCorrectionOptions):
             yield from problems_of(correction, "self_correction.")
         else:
             yield f"self_correction must be SelfCorrectionOptions, got {shorten(correction)}."
+
+    @property
+    def _corrects_itself(self) -> bool:
+        return getattr(self.self_correction, "forward_passes", 0) > 0
 
     def plan(self) -> Plan:
         """Return the steps from t = 1 to 0, then corrector steps, then self-correction."""

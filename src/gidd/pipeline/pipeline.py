@@ -132,6 +132,7 @@ class Pipeline:
         sampling: SamplingOptions | None = None,
         correction: CorrectionOptions | None = None,
         examples: Examples | None = None,
+        block_lengths: tuple[int, ...] = (),
     ) -> None:
         self.device = resolve_device(device)
         self.denoiser = share_weights(denoiser)
@@ -148,6 +149,8 @@ class Pipeline:
         """Options of `correct` that the model recommends: used where none are given, and saved."""
         self.examples = examples or Examples()
         """Texts that show what the model does; saved."""
+        self.block_lengths = block_lengths
+        """Lengths of the blocks that the network was trained with, if it was trained in blocks."""
         default = 1 if self.device.type == "cpu" else 16
         rows = default if batch_size is None else batch_size
         self._network = in_precision(self.denoiser, self.precision, self.device)
@@ -160,13 +163,18 @@ class Pipeline:
             batch_size=rows,
             pad_to_multiple_of=_LENGTHS if rows > 1 and accepts_padding else 1,
             max_length=context,
+            block_lengths=block_lengths,
             device=self.device,
         )
         self.canvas_length: int | None = getattr(
             getattr(denoiser.backbone, "config", None), "canvas_length", None
         )
-        """Tokens that the network predicts together, if it predicts a sequence in canvases: the
-        default of `block_length`, and `score` is given all tokens before a canvas."""
+        """Tokens that the network predicts together, if it predicts a sequence in canvases: `score`
+        is given all tokens before a canvas."""
+        self.default_block_length = next(iter(block_lengths), self.canvas_length)
+        """The `block_length` of texts for which none is given; None: they are one block."""
+        self.window: int = min(context, max(block_lengths, default=context))
+        """Tokens that the network reads together at most: longer texts are read by windows."""
         self.automaton: Callable[..., Automaton] = lru_cache(_KEPT_AUTOMATA)(
             partial(compile_automaton, self)
         )
@@ -193,6 +201,7 @@ class Pipeline:
     def _arguments(self) -> dict[str, Any]:
         names = ("denoiser", "schedule", "tokenizer", "context", "device", "precision")
         names = (*names, "source", "notes", "times", "sampling", "correction", "examples")
+        names = (*names, "block_lengths")
         arguments = {name: getattr(self, name) for name in names}
         return arguments | {"batch_size": self.session.batch_size}
 
@@ -215,6 +224,7 @@ class Pipeline:
     def save(self, folder: str | Path) -> None:
         """Write model and tokenizer to a folder that `gidd.from_pretrained` loads."""
         summary = {"source": self.source, "times": list(self.times)}
+        summary |= {"block_lengths": list(self.block_lengths)} if self.block_lengths else {}
         save(folder, self.denoiser, self.schedule, summary)
         self.tokenizer.save(folder)
         write_defaults(Path(folder), self.sampling, self.correction, self.examples)
@@ -309,13 +319,15 @@ class Pipeline:
             constraints = constrained_text(self, tokens, ends, pattern)
             settings = options, plan, *counts, constraints, processors
             requests += build_requests(self, tokens, ends, *settings)
-        blocks = options.block_length or (None if suffix or record_frames else self.canvas_length)
+        is_whole = bool(suffix) or record_frames
+        blocks = options.block_length or (None if is_whole else self.default_block_length)
         texts = self.run(
             requests,
             on_step=on_step,
             record_frames=record_frames,
             confidence=confidence,
             block_length=blocks,
+            revise=options.revise,
             stop=stop,
         )
         if isinstance(prompt, str):
@@ -394,8 +406,10 @@ class Pipeline:
         options = with_changes(options or self.sampling, changes, self.chat)
         settings = max_tokens, seed, stop, pattern, schema, options, processors
         request, stop, num_dropped = build_chat_request(self, messages, *settings)
-        blocks = options.block_length or self.canvas_length
-        (generation,) = self.run([request], on_step=on_step, block_length=blocks, stop=stop)
+        blocks = options.block_length or self.default_block_length
+        (generation,) = self.run(
+            [request], on_step=on_step, block_length=blocks, revise=options.revise, stop=stop
+        )
         text = generation.filled[0].strip()
         return ChatAnswer(
             text=text,
@@ -436,8 +450,13 @@ class Pipeline:
         method: Callable[..., object],
     ) -> SamplingOptions:
         if options is None and self.sampling.block_length is None:
-            changes = {"block_length": self.canvas_length or _BLOCK_LENGTH} | changes
-        return with_changes(options or self.sampling, changes, method)
+            changes = {"block_length": self.default_block_length or _BLOCK_LENGTH} | changes
+        options = with_changes(options or self.sampling, changes, method)
+        if options.revise:
+            raise ConfigError(
+                f"revise must be 0 in a stream, whose blocks do not change, got {options.revise}."
+            )
+        return options
 
     def _with_blanks(
         self, length: int | None, max_tokens: int | None, prompt: str, suffix: str = ""
@@ -458,7 +477,7 @@ class Pipeline:
     def length_with(self, max_tokens: int, num_given: int) -> int:
         """Return the length of a sample with this many new tokens; raise if it does not fit."""
         require_arguments(max_tokens=(max_tokens, integer(1, fix="It counts new tokens.")))
-        if num_given + max_tokens > self.context:
+        if num_given + max_tokens > self.context and not self.block_lengths:
             raise DataError(
                 f"max_tokens must be at most {max(0, self.context - num_given)}, which the model's "
                 f"context of {self.context} tokens leaves after {num_given} given ones, got "
@@ -494,6 +513,8 @@ class Pipeline:
         """
         options = with_changes(options or self.sampling, changes, self.infill)
         require_no_blocks(options.block_length, "a template")
+        if options.revise:
+            raise ConfigError(f"revise must be 0 with a template, got {options.revise}.")
         template_tokens, processors, slots, _ = self._template(
             template, choices, pattern, processors
         )
@@ -560,10 +581,13 @@ class Pipeline:
         confidence: bool = False,
         block_length: int | None = None,
         stop: Sequence[str] = (),
+        revise: int = 0,
     ) -> list[Generation]:
         """Sample any requests in one batch: mixed lengths, plans, seeds and processors."""
         start = time.perf_counter()
-        settings = requests, block_length, on_step, record_frames, confidence, stop
+        if revise and block_length is None:
+            raise ConfigError(f"revise must be 0 without block_length, got {revise}.")
+        settings = requests, block_length, on_step, record_frames, confidence, stop, revise
         return self._complete(start, run_sync(run_requests(self, *settings)))
 
     @overload
@@ -723,7 +747,7 @@ class Pipeline:
     def token_frequencies(self) -> torch.Tensor:
         """How often each token occurs, [V]: the mean prediction from noise alone."""
         return run_sync(
-            read_frequencies(self.window_reader(), self.context, self.decoder.never_written)
+            read_frequencies(self.window_reader(), self.window, self.decoder.never_written)
         )
 
     def window_reader(self, batch_size: int | None = None) -> WindowReader:
@@ -757,7 +781,10 @@ class Pipeline:
             tokens_per_batch = (1 if self.device.type == "cpu" else 16) * TOKENS_PER_BATCH
         network, noise = with_float32_head(self._network), self.schedule
         settings = grid, nodes, seed, tokens_per_batch, ranks, self.device
-        return NelboEstimator(network, noise, *settings, run=self._compute)
+        block_length = next(iter(self.block_lengths), None)
+        return NelboEstimator(
+            network, noise, *settings, block_length=block_length, run=self._compute
+        )
 
     def _compute(self, function: Callable[[], torch.Tensor], cost: int) -> torch.Tensor:
         return run_sync(self.session.compute(function, cost))

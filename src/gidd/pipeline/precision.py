@@ -161,9 +161,13 @@ class _InMode:
     mode: Callable[[str], AbstractContextManager[object]]
     """From the type of a device to the context of the backbone."""
 
-    def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
+    def hidden(self, z: Tensor, t: Tensor, *arguments: Any, **context: Any) -> Tensor:
         with self.mode(z.device.type):
-            return self.denoiser.hidden(z, t, valid)
+            return self.denoiser.hidden(z, t, *arguments, **context)
+
+    def keys_and_values(self, x: Tensor, context: Any) -> Tensor:
+        with self.mode(x.device.type):
+            return self.denoiser.keys_and_values(x, context)
 
     def __getattr__(self, name: str) -> Any:  # the rest of `PipelineNetwork`
         return getattr(self.denoiser, name)
@@ -199,8 +203,8 @@ def _tf32(device: str = "cuda") -> Generator[None]:
 class _Float32Head:
     denoiser: Denoiser
 
-    def hidden(self, z: Tensor, t: Tensor) -> Tensor:
-        return self.denoiser.hidden(z, t).float()
+    def hidden(self, z: Tensor, t: Tensor, **blocks: Any) -> Tensor:
+        return self.denoiser.hidden(z, t, **blocks).float()
 
     def head(self) -> Head:
         weight, bias = self.denoiser.head()

@@ -70,7 +70,7 @@ class _ReadTop:
 
 def token_probabilities(pipe: Pipeline, tokens: Sequence[int], top: int) -> list[TokenProbability]:
     """Return x_theta at each position of a text at the lowest noise level."""
-    cut = TextWindows(tokens, [False] * len(tokens), pipe.context)
+    cut = TextWindows(tokens, [False] * len(tokens), pipe.window)
     windows = [(window, CLEAN_TIME) for window in cut]
     reader, function = pipe.window_reader(), _ReadTop(max(1, top))
     results: list[TokenProbability] = []
@@ -209,7 +209,7 @@ def score_texts(
         TextWindows(
             [*prompt, *text_tokens],
             [True] * len(prompt) + [*map(pipe.decoder.is_fixed, text_tokens)],
-            pipe.context,
+            pipe.window,
         )
         for text_tokens in (tokens if confidence and pipe.can_score_visible_tokens else ())
     ]

@@ -15,7 +15,7 @@ from gidd.data.tokenizers import Tokenizer
 from gidd.diffusion.likelihood import NelboEstimator, ScoredText
 from gidd.diffusion.times import even_times
 from gidd.runs.data import loader_config
-from gidd.sampling import Request, Session, blanks, sampling_plan
+from gidd.sampling import Request, Session, blanks, gather, run_sync, sample_blocks, sampling_plan
 from gidd.training.config import RunConfig
 from gidd.training.loop import Evaluation
 from gidd.training.metrics import Metrics, per_unit
@@ -110,6 +110,7 @@ def _likelihood(
         ranks=world,
         device=world.device,
         strata=len(texts),
+        block_length=next(iter(corrupt.block_lengths), None),
     )
     sizes, some = samples.scored.sum(-1).double(), slice(None, None, _ENDS_EVERY)
 
@@ -180,12 +181,23 @@ def generate_samples(
         torch.autocast(world.device.type, torch.bfloat16, enabled=bool(run.train.autocast)),
     ):
         parts = model.denoiser, state.corrupt.schedule
-        session = Session(*parts, batch_size=rows, device=world.device)
+        lengths = run.objective.block_lengths
+        session = Session(
+            *parts,
+            batch_size=rows,
+            device=world.device,
+            max_length=run.max_length,
+            block_lengths=lengths,
+        )
 
         def report(_: object) -> None:
             watchdog.phase(state.step, "evaluation")
 
-        samples = session.sample(requests, on_step=report)
+        if lengths:
+            texts = (sample_blocks(session, request, lengths[0]) for request in requests)
+            samples = run_sync(gather(texts))
+        else:
+            samples = session.sample(requests, on_step=report)
     model.train()
     return [tokenizer.decode(sample.text) for sample in samples]
 

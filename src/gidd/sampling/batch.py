@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor
 from gidd.common.devices import upload
 from gidd.diffusion.schedule import MixingSchedule, Times
 from gidd.errors import CheckpointError, ConfigError
+from gidd.sampling.cache import ContextRows, KeyValueCache
 from gidd.sampling.constrained import Constrained
 from gidd.sampling.guidance import guided
 from gidd.sampling.network import UNUSABLE_PREDICTIONS, DenoisingNetwork
 from gidd.sampling.plan import Step
 from gidd.sampling.predict import NetworkPredict, Predict, Rows, processed
 from gidd.sampling.progress import Progress, Shape
-from gidd.sampling.request import Edit, Frame
+from gidd.sampling.request import Edit, Frame, Request
 from gidd.sampling.state import State, start, time_dtype
 
 if TYPE_CHECKING:
@@ -40,9 +41,15 @@ class Batch:
         shape: Shape,
         device: torch.device,
         row_buckets: Sequence[int] = (),
+        cache: KeyValueCache | None = None,
+        max_length: int | None = None,
     ) -> None:
         self._network, self._schedule, self._device = network, schedule, device
-        self._shape = shape
+        self._shape, self._cache, self._max_length = shape, cache, max_length
+        self._context = None
+        if cache is not None and shape.capacity is not None:
+            sizes = shape.rows, shape.capacity, shape.length
+            self._context = cache.context(shape, *sizes)
         self._row_buckets = sorted({*(n for n in row_buckets if n < shape.rows), shape.rows})
         self._members: list[Progress | None] = [None] * shape.rows
         self._parked: dict[Progress, tuple[State, NDArray[np.int64]]] = {}
@@ -75,16 +82,34 @@ class Batch:
 
     def join(self, joining: Sequence[Progress]) -> None:
         """Give rows to sequences. Sequences that fail or have no step to make are done."""
-        free = [row for row, member in enumerate(self._members) if member is None]
+        free = (row for row, member in enumerate(self._members) if member is None)
+        rows = dict(zip(joining, free, strict=False))
+        joining = [progress for progress in joining if self._load_context(rows[progress], progress)]
         parked = [progress for progress in joining if progress in self._parked]
         new = [progress for progress in joining if progress not in self._parked]
-        for row, progress in zip(free, parked, strict=False):
+        for progress in parked:
+            row = rows[progress]
             state, self._tokens[row] = self._parked.pop(progress)
             assert self._state is not None
             self._state.put(self._integers([row]), state)
             self._members[row] = progress
         if new:
-            self._start_or_fail(free[len(parked) : len(joining)], new)
+            self._start_or_fail([rows[progress] for progress in new], new)
+
+    @torch.no_grad()
+    def _load_context(self, row: int, progress: Progress) -> bool:
+        """Give a row the finished blocks before a sequence; return False if that fails."""
+        if self._context is None or self._cache is None:
+            return True
+        request, settings = progress.request, self._shape.settings
+        start = request.window_start(self._max_length)
+        try:
+            before = cast("tuple[int, ...]", request.tokens[start : request.row_start])
+            length = request.block_length or 0
+            self._cache.load(self._context, row, before, length, settings)
+        except BaseException as error:
+            progress.fail(error)
+        return not progress.is_done
 
     @torch.no_grad()
     def _start_or_fail(self, rows: list[int], members: list[Progress]) -> None:
@@ -109,10 +134,12 @@ class Batch:
         shape = len(members), self._shape.length
         tokens, protected = np.zeros(shape, np.int64), np.ones(shape, np.bool_)
         valid = np.zeros(shape, np.bool_)
-        for k, request in enumerate(progress.request for progress in members):
-            length = len(request.tokens)
-            tokens[k, :length] = [-1 if v is None else v for v in request.tokens]
-            protected[k, :length], valid[k, :length] = request.are_protected, True
+        requests = [progress.request for progress in members]
+        for k, request in enumerate(requests):
+            open_tokens = request.tokens[(first := request.row_start) :]
+            tokens[k, : len(open_tokens)] = [-1 if v is None else v for v in open_tokens]
+            protected[k, : len(open_tokens)] = request.are_protected[first:]
+            valid[k, : len(open_tokens)] = True
         blank = tokens < 0
         state = start(
             self._schedule,
@@ -120,8 +147,9 @@ class Batch:
             torch.from_numpy(protected).to(self._device),
             torch.from_numpy(blank).to(self._device) if blank.any() else None,
             torch.from_numpy(valid).to(self._device),
-            self._integers([progress.request.seed for progress in members]),
-            self._integers([progress.request.sample_index for progress in members]),
+            self._integers([request.seed for request in requests]),
+            self._integers([request.sample_index for request in requests]),
+            self._integers([request.row_start for request in requests]),
         )
         if self._state is None:
             # rows without a sequence hold copies, which no step reads
@@ -130,7 +158,14 @@ class Batch:
         self._tokens[rows] = state.tokens.cpu().numpy()
 
     def _tokens_of(self, row: int, progress: Progress) -> tuple[int, ...]:
-        return tuple(self._tokens[row, : len(progress.request.tokens)].tolist())
+        return self._whole(self._tokens[row].tolist(), progress.request)
+
+    @staticmethod
+    def _whole(row: Sequence[int], request: Request) -> tuple[int, ...]:
+        """Return all tokens of a request, whose finished blocks are not in its row."""
+        start = request.row_start
+        before = cast("tuple[int, ...]", request.tokens[:start])
+        return (*before, *row[: len(request.tokens) - start])
 
     @torch.no_grad()
     def step(self, rows: list[int] | None = None) -> list[Progress]:
@@ -146,7 +181,8 @@ class Batch:
         assert self._state is not None
         try:
             num_rows = self.num_rows(len(rows))
-            batch = _Rows(self._network, self._schedule, self._state, rows, members, num_rows)
+            parts = self._state, rows, members, num_rows
+            batch = _Rows(self._network, self._schedule, *parts, self._context)
             results = list[_Result]()
             for step, indices in batch.steps.items():
                 results.append(batch.run_step(step, indices))
@@ -184,7 +220,7 @@ class Batch:
                 progress.fail(CheckpointError(UNUSABLE_PREDICTIONS) if is_known[k] else unknown)
                 self._members[row] = None
                 continue
-            length = len(progress.request.tokens)
+            length = len(progress.request.tokens) - progress.request.row_start
             progress.advance(
                 edits.get(k, []),
                 frame,
@@ -194,7 +230,7 @@ class Batch:
             )
             if progress.is_watched:
                 progress.tokens = self._tokens_of(row, progress)
-                progress.best = best[k][:length] if k in best else ()
+                progress.best = self._whole(best[k], progress.request) if k in best else ()
             if progress.steps_done == progress.num_steps:
                 progress.finish(self._tokens_of(row, progress))
                 self._members[row] = None
@@ -220,7 +256,8 @@ class Batch:
                     continue
                 step, p = progress.next_step, float(probability[k, position])
                 tokens = int(old[k, position]), int(new[k, position])
-                edit = Edit(progress.steps_done, step.name, step.s, position, *tokens, p)
+                place = progress.request.row_start + position
+                edit = Edit(progress.steps_done, step.name, step.s, place, *tokens, p)
                 edits.setdefault(k, []).append(edit)
             old, probability = new, np.zeros_like(probability)
         return edits
@@ -277,8 +314,9 @@ class _Rows:
         rows: list[int],
         members: list[Progress],
         num_rows: int,
+        context: ContextRows | None = None,
     ) -> None:
-        """Take some rows from the state of a batch."""
+        """Take some rows from the state of a batch, and what is before them."""
         self._schedule, self._rows, self._members = schedule, rows, members
         self.steps: dict[Step, list[int]] = {}
         """The members that make each step."""
@@ -290,15 +328,17 @@ class _Rows:
         ends = [[step.t for step in planned], [step.s for step in planned]]
         self._t, self._s = upload(ends, time_dtype(device), device)
         places = rows + rows[:1] * num_copies
-        integers = [places, [progress.steps_done for progress in padded]]
+        integers = [places, [member.request.first_step + member.steps_done for member in padded]]
         index, step_index = upload(integers, torch.int64, device)
+        before = None if context is None else context.blocks
         if places == list(range(len(state.seed))):
             part = state._replace(tokens=state.tokens.clone())  # frames keep it
         else:
-            part = state.rows(index)
+            part, before = state.rows(index), before and before.rows(index)
         self._state = part._replace(step_index=step_index)
         requests = [progress.request for progress in padded]
-        self._network = NetworkPredict(network, schedule.vocab.size, num_rows, device)
+        sizes = schedule.vocab.size, num_rows, device
+        self._network = NetworkPredict(network, *sizes, before)
         self._predict: Predict = self._network
         guidances = [request.guidance for request in requests if request.guidance is not None]
         if requests[0].is_guided:  # and so are the others
@@ -378,7 +418,8 @@ def _frames(
     observed = state.tokens, rows.current, rows.entropy, rows.top, rows.top_probability
     for i, (k, progress) in enumerate(zip(indices, members, strict=True)):
         if progress.record_frames:
-            planned, length = progress.next_step, len(progress.request.tokens)
+            planned, request = progress.next_step, progress.request
+            length = len(request.tokens) - request.row_start
             values = (value[k, :length] for value in observed)
             frames[i] = Frame(progress.steps_done, planned.name, planned.t, *values)
     return frames

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -44,7 +44,9 @@ class DenoisingNetwork(Protocol):
         """Return the features that enter the output head: one forward pass of the backbone.
 
         `valid` is False at padding, which is at the end of rows and can be any token; None: all
-        rows are full. Features of valid tokens do not depend on padding.
+        rows are full. Features of valid tokens do not depend on padding. A network that reads
+        sequences in blocks has a further argument, `context`, and `keys_and_values`, as
+        `gidd.models.Denoiser` has.
         """
         ...
 
@@ -84,14 +86,21 @@ class CachedFeatures:
     """
 
     def __init__(self, network: DenoisingNetwork, capacity: int = 64) -> None:
-        self.network = network
+        self.network: Any = network
         self.capacity = capacity
         self._cache: OrderedDict[tuple[bytes, int, int], Tensor] = OrderedDict()
         """By the tokens of a row, where its padding begins, and the batch size."""
         self._lock = threading.Lock()  # forward passes run outside of it
 
-    def hidden(self, z: Tensor, t: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Return cached features if all sequences are in the cache, else compute them."""
+    def hidden(
+        self, z: Tensor, t: Tensor, valid: Tensor | None = None, context: Any = None
+    ) -> Tensor:
+        """Return cached features if all sequences are in the cache, else compute them.
+
+        Those of blocks, which depend on what is before them, are not kept.
+        """
+        if context is not None:
+            return self.network.hidden(z, torch.zeros_like(t), valid, context=context)
         num_valid = [z.shape[1]] * len(z) if valid is None else valid.sum(-1).tolist()
         rows = zip(z.cpu().numpy(), num_valid, strict=True)
         keys = [(row.tobytes(), num, len(z)) for row, num in rows]
@@ -114,7 +123,16 @@ class CachedFeatures:
         """Compute x_theta with the wrapped network."""
         return self.network.distribution(hidden)
 
+    def keys_and_values(self, x: Tensor, context: Any) -> Tensor:
+        """Compute the keys and values of a finished block with the wrapped network."""
+        return self.network.keys_and_values(x, context)
+
     @property
     def accepts_padding(self) -> bool:
         """Whether the wrapped network accepts `valid`."""
         return bool(getattr(self.network, "accepts_padding", False))
+
+    @property
+    def accepts_context(self) -> bool:
+        """Whether the wrapped network reads sequences in blocks."""
+        return bool(getattr(self.network, "accepts_context", False))

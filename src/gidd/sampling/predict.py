@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gidd.diffusion.categorical import at, draw
 from gidd.diffusion.schedule import TINY, Times
+from gidd.models.context import FinishedBlocks
 from gidd.sampling.network import DenoisingNetwork
 from gidd.sampling.processors import Processor, temper
 from gidd.sampling.state import State
@@ -244,8 +245,10 @@ class NetworkPredict:
         vocab_size: int,
         num_rows: int = 1,
         device: torch.device | None = None,
+        context: FinishedBlocks | None = None,
     ) -> None:
-        """Predict batches of `num_rows` sequences."""
+        """Predict batches of `num_rows` sequences, perhaps given finished blocks before them."""
+        self._context = {} if context is None else {"context": context}
         self._network, self._vocab_size, self._num_rows = network, vocab_size, num_rows
         self.was_read = torch.zeros(num_rows, dtype=torch.bool, device=device)
         """Sequences of which anything was read; if none, the network is not called."""
@@ -264,7 +267,11 @@ class NetworkPredict:
         is_known = self._last[0] is state.tokens and self._last[1] is t
         if len(index) and not is_known:
             valid = () if state.valid.all() else (state.valid,)
-            self._last = state.tokens, t, self._network.hidden(state.tokens, t, *valid)
+            self._last = (
+                state.tokens,
+                t,
+                self._network.hidden(state.tokens, t, *valid, **self._context),
+            )
         features = self._last[2]
 
         def compute(i: Tensor) -> Tensor:
@@ -296,7 +303,8 @@ def processed(
         rows, length = predict(state, t, where), state.tokens.shape[1]
 
         def process(p: Tensor, index: Tensor) -> Tensor:
-            positions = F.pad(index % length, (0, len(p) - len(index)))  # p may have further rows
+            positions = state.position.flatten()[index]
+            positions = F.pad(positions, (0, len(p) - len(index)))  # p may have further rows
             for (functions, row), members in groups.items():
                 request = requests[row] if requests and row is not None else None
                 if functions and len(groups) == 1:

@@ -29,6 +29,9 @@ class Shape(NamedTuple):
     """Whether a forward pass has a second row for each sequence, without the condition."""
     is_constrained: bool = False
     settings: Any = None
+    capacity: int | None = None
+    """Tokens of finished blocks before a sequence that is read in blocks, padded."""
+    block_length: int | None = None
     """Settings of torch of the thread that made the request."""
 
 

@@ -73,6 +73,7 @@ _TOKENS = _tuple_of(
 )
 _PLAN = _instance(Plan, "sampling_plan(even_times(128)) makes one.")
 _FLAGS = _tuple_of(lambda v: type(v) is bool, "True and False, one for each token", "Or omit it.")
+_BLOCK_LENGTH = integer(1, fix="None reads all tokens together.")
 _PROCESSORS = _tuple_of(
     is_hashable_function, "processors", "A processor is a function or frozen dataclass."
 )
@@ -108,6 +109,14 @@ class Request:
     """Classifier-free guidance; a forward pass then has a second row, without the condition."""
     constraints: Annotated[tuple[Constraint, ...], _CONSTRAINTS] = ()
     """Automata that accept the tokens of some positions, from left to right."""
+    block_length: Annotated[int, _BLOCK_LENGTH] | None = None
+    """Read the sequence in blocks of this many tokens: those before the last one are finished, and
+    their keys and values come from the cache of the session. None: all tokens are read together."""
+    num_open: Annotated[int, integer(1)] = 1
+    """With `block_length`: number of blocks at the end that are read together, and may change."""
+    first_step: Annotated[int, integer(0)] = 0
+    """Number of the first step, which addresses random numbers: other requests of a text have the
+    steps before it."""
 
     def check(self, schedule: MixingSchedule, max_length: int | None = None) -> None:
         """Raise if a field is invalid, by itself or for a model's schedule and context."""
@@ -130,11 +139,40 @@ class Request:
                 "Give a token there, or leave the position unprotected."
             )
         self._check_constraints(schedule.vocab)
+        self._check_blocks(max_length)
         for processor in self.processors:
             if (check := getattr(processor, "check", None)) is not None:
                 check(schedule.vocab)
             require_three_arguments(processor)
         require_tokens_left(self.processors)
+
+    def _check_blocks(self, max_length: int | None) -> None:
+        if self.block_length is None:
+            if self.num_open != 1:
+                raise ConfigError(
+                    f"request.num_open must be 1 without blocks, got {self.num_open}."
+                )
+            return
+        if self.is_guided or self.constraints:
+            name = (
+                "constraints (pattern, choices)"
+                if self.constraints
+                else "guidance (guidance_scale)"
+            )
+            raise ConfigError(
+                f"request.{name} must be left out with request.block_length: text in blocks is "
+                "read by keys and values of one condition."
+            )
+        if blank := [i for i, token in enumerate(self.tokens[: self.row_start]) if token is None]:
+            raise ConfigError(
+                "request.tokens must have no blanks before the last request.num_open blocks of "
+                f"{self.block_length} tokens, got positions {blank[:10]}. sample_blocks fills them."
+            )
+        if max_length is not None and 2 * self.row_length > max_length:
+            raise ConfigError(
+                f"request.block_length must be at most half of the context, {max_length // 2} "
+                f"tokens, got {self.num_open} blocks of {self.block_length}."
+            )
 
     def _check_constraints(self, vocab: Vocab) -> None:
         tokens = [
@@ -160,7 +198,8 @@ class Request:
                 "a request must have at least one token or blank, got an empty sequence. "
                 "Use blanks(length) to sample without a prompt."
             )
-        if max_length is not None and len(self.tokens) > max_length:
+        is_fixed = self.block_length is None  # else the oldest blocks are left out
+        if is_fixed and max_length is not None and len(self.tokens) > max_length:
             raise DataError(
                 f"a request must fit into the model's context of {max_length} tokens, got "
                 f"{len(self.tokens)}. Reduce the length, the prompt or the number of blanks."
@@ -183,6 +222,31 @@ class Request:
     def is_guided(self) -> bool:
         """Whether guidance changes its predictions."""
         return self.guidance is not None and self.guidance.scale != 1
+
+    @property
+    def row_start(self) -> int:
+        """Position of the first token that is not in a finished block."""
+        if self.block_length is None:
+            return 0
+        last = (len(self.tokens) - 1) // self.block_length
+        return max(0, last + 1 - self.num_open) * self.block_length
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row of a forward pass, without padding that rows of a batch may need."""
+        return len(self.tokens) if self.block_length is None else self.block_length * self.num_open
+
+    def window_start(self, max_length: int | None) -> int:
+        """Position of the first token that is read: 0 while the sequence fits into the context.
+
+        Then whole blocks are left out at the beginning, as many as fit into half of the context,
+        so that keys and values are computed again once in half a context.
+        """
+        over = self.row_start + self.row_length - (max_length or _MAX_LENGTH)
+        if self.block_length is None or over <= 0:
+            return 0
+        half = (max_length or 0) // 2 // self.block_length * self.block_length
+        return -(-over // half) * half
 
     def first(self, num: int) -> Request:
         """Return the request of the first `num` tokens."""

@@ -24,6 +24,7 @@ from gidd.common.config.allowed import integer, optional, require_allowed, requi
 from gidd.diffusion.schedule import MixingSchedule
 from gidd.errors import ConfigError, Overloaded
 from gidd.sampling.batch import Batch
+from gidd.sampling.cache import KeyValueCache, padded_to
 from gidd.sampling.limits import Budget
 from gidd.sampling.network import DenoisingNetwork
 from gidd.sampling.plan import Plan
@@ -158,6 +159,8 @@ class Session:
         pad_to_multiple_of: int = 1,
         max_length: int | None = None,
         max_waiting: int | None = None,
+        block_lengths: Sequence[int] = (),
+        cache_bytes: int = 1 << 30,
         device: torch.device | str = "cpu",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -172,6 +175,10 @@ class Session:
             pad_to_multiple_of: Sequences are padded to a multiple of this many tokens; 1 pads none.
             max_length: The context of the network: the longest sequence, padding included.
             max_waiting: Requests that may wait for their first step; others raise `Overloaded`.
+            block_lengths: Lengths of the blocks that the network was trained with, if it was:
+                finished blocks are then read by their keys and values.
+            cache_bytes: Keys and values of finished blocks that are kept, in bytes, for requests
+                with a `block_length`; 0 keeps none, and computes them for every block.
             device: Where the network is.
             clock: Returns the time in seconds, for `Limits.seconds`.
         """
@@ -179,6 +186,7 @@ class Session:
             batch_size=(batch_size, integer(1, fix="It counts sequences in a forward pass.")),
             pad_to_multiple_of=(pad_to_multiple_of, integer(1, fix="64 is common; 1 pads none.")),
             max_waiting=(max_waiting, optional(integer(1, fix="None is no limit."))),
+            cache_bytes=(cache_bytes, integer(0, fix="0 keeps no keys and values.")),
         )
         if pad_to_multiple_of > 1 and not getattr(network, "accepts_padding", False):
             raise ConfigError(
@@ -190,6 +198,12 @@ class Session:
         self.use_row_buckets(row_buckets)
         self.pad_to_multiple_of = pad_to_multiple_of if batch_size > 1 else 1
         self.max_waiting = max_waiting
+        self.cache_bytes, self.block_lengths = cache_bytes, tuple(block_lengths)
+        if block_lengths and not getattr(network, "accepts_context", False):
+            raise ConfigError(
+                "block_lengths must be () for a network that does not read sequences in blocks, "
+                f"got {self.block_lengths}. See accepts_context in docs/howto/network.md."
+            )
         self.device = torch.device(device)
         self.counters = Counters()
         self.clock = clock
@@ -220,6 +234,7 @@ class Session:
         self._open_cost = 0
         self._scheduler = Scheduler()
         self._batches: dict[Shape, Batch] = {}
+        self.cache = KeyValueCache(self.network, self.cache_bytes, self.device)
 
     @property
     def pending(self) -> int:
@@ -240,6 +255,10 @@ class Session:
     def cost(self, request: Request, batch_size: int | None = None) -> int:
         """Return the largest number of tokens that go through the network for a request."""
         passes = 2 if request.is_guided else 1
+        if request.block_length is not None:
+            tokens = request.tokens[request.window_start(self.max_length) : request.row_start]
+            pages = self.cache.num_missing(tokens, request.block_length)
+            return len(request.plan) * request.row_length + pages
         return passes * len(request.plan) * self.padded_length(len(request.tokens), batch_size)
 
     def padded_length(self, num_tokens: int, batch_size: int | None = None) -> int:
@@ -353,6 +372,7 @@ class Session:
         require_allowed(limits)
         for index, request in enumerate(requests, first_index):
             request.check(self.schedule, self.max_length)
+            self._check_blocks(request)
             if self._checked.get(id(request.plan)) is not request.plan:
                 request.plan.check(self.schedule)
                 self._checked[id(request.plan)] = request.plan
@@ -363,17 +383,37 @@ class Session:
             call.members.append(progress)
         return call
 
+    def _check_blocks(self, request: Request) -> None:
+        """Raise if the network was not trained to read as many tokens together."""
+        if request.block_length is not None and not self.block_lengths:
+            raise ConfigError(
+                "request.block_length must be None for a network that was not trained in blocks, "
+                f"got {request.block_length}. sample_blocks works with every network."
+            )
+        if self.block_lengths and request.row_length > (most := max(self.block_lengths)):
+            raise ConfigError(
+                f"at most {most} tokens can be read together by this network, which was trained in "
+                f"blocks of {', '.join(map(str, self.block_lengths))} tokens, got "
+                f"{request.row_length}. Use shorter blocks, fewer of them (revise), or a shorter "
+                "text; what reads a text of several blocks as a whole needs another model."
+            )
+
     def _shape(self, request: Request, batch_size: int | None, settings: _ThreadSettings) -> Shape:
         """Return the shape of the forward passes of a request.
 
         Attention without a mask may have other bits than attention with one, except on a CPU: on
         other devices, sequences that fill their padded length have a shape of their own.
         """
+        rows = batch_size or self.batch_size
+        if request.block_length is not None:  # always with a mask
+            before = request.row_start - request.window_start(self.max_length)
+            shape = Shape(rows, request.row_length, settings=settings)
+            return shape._replace(capacity=padded_to(before), block_length=request.block_length)
         num_tokens = len(request.tokens)
         length = self.padded_length(num_tokens, batch_size)
         is_full = self.device.type == "cpu" or num_tokens == length
         kind = is_full, request.is_guided, bool(request.constraints)
-        return Shape(batch_size or self.batch_size, length, *kind, settings)
+        return Shape(rows, length, *kind, settings)
 
     def _begin(self, call: _Call) -> None:
         """Open what a call awaits, or raise if too much waits."""
@@ -505,7 +545,8 @@ class Session:
         try:
             if (batch := self._batches.get(turn.shape)) is None:
                 parts = self.network, self.schedule, turn.shape, self.device, self.row_buckets
-                batch = self._batches[turn.shape] = Batch(*parts)
+                batch = Batch(*parts, self.cache, self.max_length)
+                self._batches[turn.shape] = batch
         except Exception as error:
             for progress in turn.joining:
                 progress.fail(error)

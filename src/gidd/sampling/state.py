@@ -35,6 +35,8 @@ class State(NamedTuple):
     """Index of each sequence among the sequences of its seed."""
     step_index: Int[Tensor, " B"]
     """Steps of the plan done so far, skipped ones included."""
+    offset: Int[Tensor, " B"]
+    """Position of the first token: 0, or the number of tokens in finished blocks before it."""
     best: Int[Tensor, "B L"]
     """The tokens of the highest score so far, for correctors that score their states."""
     best_score: Float[Tensor, " B"]
@@ -54,9 +56,9 @@ class State(NamedTuple):
         return ~self.protected
 
     @property
-    def position(self) -> Int[Tensor, " L"]:
-        """0 .. L - 1."""
-        return positions(self.tokens.shape[1], self.tokens.device)
+    def position(self) -> Int[Tensor, "B L"]:
+        """Position of each token in its text."""
+        return self.offset[:, None] + positions(self.tokens.shape[1], self.tokens.device)
 
     def random(self, stream: Stream) -> Int[Tensor, "B L"]:
         """Draw this step's uniform random numbers, one per position, in fixed point."""
@@ -106,11 +108,12 @@ def start(
     valid: Bool[Tensor, "B L"],
     seed: Int[Tensor, " B"],
     sample_index: Int[Tensor, " B"],
+    offset: Int[Tensor, " B"] | None = None,
 ) -> State:
     """Return the state before the first step; blank positions are drawn from the prior."""
-    dtype = time_dtype(tokens.device)
+    dtype, offset = time_dtype(tokens.device), torch.zeros_like(seed) if offset is None else offset
     if blank is not None:
-        position = torch.arange(tokens.shape[1], device=tokens.device)
+        position = offset[:, None] + positions(tokens.shape[1], tokens.device)
         u = random_integers(seed, Stream.PRIOR, 0, sample_index, position)
         tokens = torch.where(blank, sample_prior(schedule, u, dtype), tokens)
     return State(
@@ -120,6 +123,7 @@ def start(
         seed=seed,
         sample_index=sample_index,
         step_index=torch.zeros_like(seed),
+        offset=offset,
         best=tokens.clone(),
         best_score=torch.full(seed.shape, -1, dtype=dtype, device=tokens.device),
         best_age=torch.zeros_like(seed),

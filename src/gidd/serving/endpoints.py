@@ -319,7 +319,7 @@ def score(pipe: Pipeline, body: ScoreBody) -> Json:
     result: Json = {"text": body.text, "nelbo": None, "error_rate": None, "forward_passes": 0}
     if pipe.can_score_visible_tokens:
         cut = TextWindows(
-            [*prompt_tokens, *tokens], [False] * (len(prompt_tokens) + len(tokens)), pipe.context
+            [*prompt_tokens, *tokens], [False] * (len(prompt_tokens) + len(tokens)), pipe.window
         )
         cost = reading_cost(pipe.window_reader(), cut, has_noise_level=body.likelihood)
         Budget.current().reserve(cost)

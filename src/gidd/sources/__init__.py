@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from gidd.sources.enumeration import (
         SmallWorld as SmallWorld,
+        block_worlds as block_worlds,
         exact_nodes as exact_nodes,
         total_variation as total_variation,
         unigram_nelbo as unigram_nelbo,

@@ -71,6 +71,17 @@ def build_step(
             "objective.attention_warmup must be 0 for a network that is not a causal model of "
             f"transformers, got {objective.attention_warmup}. Use --init-from a causal model."
         )
+    if objective.block_lengths and not getattr(network, "accepts_context", False):
+        raise ConfigError(
+            f"objective.block_lengths must be empty for this {type(network).__name__}, got "
+            f"{objective.block_lengths}: it does not read sequences in blocks. Use a dit, or a "
+            "causal model without checkpoint_activations."
+        )
+    if objective.block_lengths and objective.attention_warmup:
+        raise ConfigError(
+            "objective.attention_warmup must be 0 with objective.block_lengths, got "
+            f"{objective.attention_warmup}: a block reads no tokens after it."
+        )
     schedule = components.schedule or objective.noise.build(vocab=vocab)
     if schedule.vocab != vocab:
         raise ConfigError(f"schedule.vocab must be tokenizer.vocab, {vocab}, got {schedule.vocab}.")
@@ -85,6 +96,7 @@ def build_step(
         compiled=bool(run.train.compile),
         p_uniform_warmup=objective.p_uniform_warmup,
         time_power=objective.time_power,
+        block_lengths=objective.block_lengths,
         hides_padding=run.data.padding == "ignored",
     )
     denoiser = Denoiser(cast(Backbone, network), vocab)

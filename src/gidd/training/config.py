@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, Literal, cast, final
 
-from gidd.common.config.allowed import integer, problems_of, require_none, within
+from gidd.common.config.allowed import Allowed, integer, problems_of, require_none, within
 from gidd.common.config.codec import ADDED_LATER, RECORDED_AS
 from gidd.common.config.components import COMPONENT_KIND, Component, component
 from gidd.common.config.options import options_of
@@ -28,6 +28,18 @@ _EPS = within(lambda eps: 0 <= eps < 0.5, "in [0, 0.5)", "The paper uses 1e-4.")
 _POWER = within(lambda power: 1 <= power <= 10, "in [1, 10]", "1 is uniform.")
 _SEED = integer(0, 2**31 - 1)._replace(text="an integer in [0, 2**31)")
 _DECAY = within(lambda decay: 0 < decay < 1, "in (0, 1)", "0.9999 is common.")
+
+
+def _are_lengths(value: object) -> bool:
+    is_length = integer(1).contains
+    return isinstance(value, tuple) and all(map(is_length, cast("tuple[object, ...]", value)))
+
+
+_BLOCKS = Allowed(
+    _are_lengths,
+    "integers of at least 1",
+    "Omit them for one block of all tokens.",
+)
 _SECONDS = within(lambda seconds: seconds > 0, "positive", "The default is 600 seconds.")
 
 
@@ -58,6 +70,12 @@ class Diffusion:
     attention_warmup: Annotated[int, integer(0)] = field(default=0, metadata={ADDED_LATER: True})
     """Steps in which the attention of a causal model opens: from the tokens before a position
     alone to the whole row. Evaluations read the whole row."""
+    block_lengths: Annotated[tuple[int, ...], _BLOCKS] = field(
+        default=(), metadata={ADDED_LATER: True}
+    )
+    """Lengths of the blocks that a network learns to write one after the other, e.g. 16 4 64; each
+    sample draws one. Evaluations use the first. A block reads the clean blocks before it, which
+    takes twice the forward pass; a length of data.length is a block of all tokens."""
 
     def problems(self) -> Iterable[str]:
         """Yield one message per invalid option of a component."""

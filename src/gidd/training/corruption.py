@@ -15,6 +15,7 @@ from gidd.diffusion.schedule import MixingSchedule
 from gidd.diffusion.schedules import HybridSchedule
 from gidd.diffusion.times import TRAINING_EPS, stratified_times
 from gidd.diffusion.weighting import Weighting
+from gidd.models.context import block_index_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -48,6 +49,8 @@ class NoisyBatch:
     """The density of times: uniform numbers in [eps, 1 - eps], raised to this power."""
     compiled: bool = False
     """As in `fused_loss`."""
+    block_index: Int[Tensor, "B L"] | None = None
+    """Block of each token, counted in its document; None: a document is one block."""
 
     @property
     def num_targets(self) -> int | Int[Tensor, ""]:
@@ -78,6 +81,8 @@ class Corruption:
     """Padding is neither part of the loss nor read by the network; else it is learned like text
     (App. E)."""
     compiled: bool = False
+    block_lengths: tuple[int, ...] = ()
+    """Lengths of blocks, of which each sample draws one; none: a sequence is one block."""
     _noise_by_level: dict[int, tuple[MixingSchedule, Weighting]] = field(
         default_factory=lambda: {}, repr=False
     )
@@ -109,7 +114,17 @@ class Corruption:
             eps=self.eps,
             time_power=self.time_power,
             compiled=self.compiled,
+            block_index=self.block_index(batch),
         )
+
+    def block_index(self, batch: Batch) -> Int[Tensor, "B L"] | None:
+        """Return the block of each token, or None without blocks."""
+        if not self.block_lengths:
+            return None
+        sample = batch.sample_index
+        u = random_integers(self.seed, Stream.BLOCK, 0, sample, sample.new_zeros(1)).squeeze(-1)
+        lengths = sample.new_tensor(self.block_lengths)[u % len(self.block_lengths)]
+        return block_index_of(lengths, batch.tokens.shape[1], batch.segments)
 
     def fixed(self, batch: Batch) -> Bool[Tensor, "B L"] | None:
         """Return the tokens that are neither noised nor scored, or None if there are none."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gidd.diffusion.categorical import draw
-from gidd.diffusion.loss import CHUNK_TOKENS, FusedLoss
+from gidd.diffusion.loss import CHUNK_TOKENS, FusedLoss, what_is_read
 from gidd.diffusion.randomness import Stream
 from gidd.models import Denoiser
 from gidd.training.corruption import NoisyBatch
@@ -70,7 +70,9 @@ class TrainedModel(nn.Module):
 def predict(denoiser: Denoiser, noisy: NoisyBatch) -> Int[Tensor, "B L"]:
     """Draw each token from x_theta(z, t): one more forward pass, without a gradient."""
     with without_gradient(denoiser):
-        hidden = denoiser.hidden(noisy.z, noisy.t, noisy.valid, noisy.batch.segments).flatten(0, 1)
+        parts = noisy.valid, noisy.batch.segments, noisy.block_index
+        visible: Any = what_is_read(noisy.batch.tokens, *parts)
+        hidden = denoiser.hidden(noisy.z, noisy.t, **visible).flatten(0, 1)
         denoiser.gather_head()
         u = noisy.random(Stream.TOKEN).flatten()[:, None]
         rows = zip(hidden.split(CHUNK_TOKENS), u.split(CHUNK_TOKENS), strict=True)

@@ -175,6 +175,9 @@ class NelboEstimator:
     strata: int | None = None
     """Number of texts of which each has few times: their times are then evenly spaced together,
     in the order of their indices. By default the times of each text are independent."""
+    block_length: Annotated[int, integer(1)] | None = None
+    """Tokens in a block: the bound is then the sum over blocks of their NELBO given the tokens
+    before them. By default a text is one block."""
     run: Callable[[Callable[[], Tensor], int], Tensor] = run_now
     """Makes each forward pass; `gidd.sampling.compute` keeps the limits of a service."""
 
@@ -251,7 +254,8 @@ class NelboEstimator:
             pairs = batches[min(mine, len(batches) - 1)]
             rows = ScoringBatch.load(texts, pairs, self.device)
             # in another thread, perhaps
-            values = self.run(partial(torch.no_grad()(compute), rows), rows.x.numel())
+            cost = rows.x.numel() * (1 if self.block_length is None else 2)
+            values = self.run(partial(torch.no_grad()(compute), rows), cost)
             if mine < len(batches):
                 results.append((rows.text, rows.node, values))
             if on_forward_passes is not None:
@@ -267,7 +271,7 @@ class NelboEstimator:
         """Eq. 14 at one time and one noisy text for each row, summed over the text."""
         place = rows.node.to(rows.x.device) + 1
         z = rows.keep_given(noise(self.schedule, t, rows.x, self._integers(rows, repeat, place)))
-        terms = self._terms(rows, t, z, self.model.hidden(z, t))
+        terms = self._terms(rows, t, z, self._hidden(rows, z, t))
         return (terms.weight * (terms.kl + terms.itakura_saito)).sum(-1)
 
     def _reconstruction(self, rows: ScoringBatch, repeat: int) -> Float[Tensor, " N"]:
@@ -275,7 +279,7 @@ class NelboEstimator:
         t = torch.full((len(rows.x),), TRAINING_EPS, device=rows.x.device)
         u = self._integers(rows, repeat, torch.zeros_like(rows.index))
         z = rows.keep_given(noise(self.schedule, t, rows.x, u))
-        log_x, log_z = _log_x_theta(self.model, self.model.hidden(z, t), rows.x, z)
+        log_x, log_z = _log_x_theta(self.model, self._hidden(rows, z, t), rows.x, z)
         q_z = marginal_at(self.schedule, t, z, (z == rows.x).to(t.dtype))
         p_z = marginal_at(self.schedule, t, z, log_z.exp())
         cost = p_z.clamp_min(TINY).log() - q_z.clamp_min(TINY).log() - log_x
@@ -286,8 +290,15 @@ class NelboEstimator:
         end = torch.ones(len(rows.x), device=self.device)
         u = random_integers(self.seed, Stream.PRIOR, 0, rows.index, rows.position)
         z = rows.keep_given(sample_prior(self.schedule, u))
-        hidden = self.model.hidden(z, end)
+        hidden = self._hidden(rows, z, end)
         return self._terms(rows, end - TRAINING_EPS, z, hidden, force=True).kl.sum(-1)
+
+    def _hidden(self, rows: ScoringBatch, z: Tensor, t: Tensor) -> Float[Tensor, "N L D"]:
+        """Return hidden states of noisy texts; of blocks given the clean blocks before them."""
+        if self.block_length is None:
+            return self.model.hidden(z, t)
+        block_index = (rows.position // self.block_length).expand_as(z)
+        return cast(Any, self.model).hidden(z, t, clean=rows.x, block_index=block_index)
 
     def _terms(
         self, rows: ScoringBatch, t: Tensor, z: Tensor, hidden: Tensor, *, force: bool = False

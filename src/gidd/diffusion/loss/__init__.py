@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         diffusion_loss as diffusion_loss,
         loss_at as loss_at,
         noisy_tokens as noisy_tokens,
+        what_is_read as what_is_read,
     )
     from gidd.diffusion.loss.fused import (
         CHUNK_TOKENS as CHUNK_TOKENS,

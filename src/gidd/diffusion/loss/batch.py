@@ -145,6 +145,19 @@ def noisy_tokens(
     return z if given is None else torch.where(given, x, z)
 
 
+def what_is_read(
+    x: Sequences,
+    valid: Flags | None = None,
+    segments: Sequences | None = None,
+    block_index: Sequences | None = None,
+) -> dict[str, Tensor]:
+    """Return the arguments of `Denoiser.hidden` after z and t that are not None."""
+    visible = {"valid": valid} if segments is None else {"segments": segments}
+    if block_index is not None:
+        visible |= {"clean": x, "block_index": block_index}
+    return {name: value for name, value in visible.items() if value is not None}
+
+
 def loss_at(
     denoiser: HiddenAndHead,
     schedule: MixingSchedule,
@@ -158,15 +171,16 @@ def loss_at(
     given: Flags | None = None,
     valid: Flags | None = None,
     segments: Sequences | None = None,
+    block_index: Sequences | None = None,
 ) -> FusedLoss:
     """Return the loss of the prediction from noisy tokens z times `scale`.
 
     Tokens that are `given` are not scored; the network does not read tokens that are not `valid`,
-    nor tokens of other `segments`, which say where padding is as well.
+    nor tokens of other `segments`, which say where padding is as well. With the `block_index` of
+    each token, a block is predicted from its noisy tokens and the clean tokens before it.
     """
     loss_weight = weighting(t, x, z)
-    visible = {"valid": valid} if segments is None else {"segments": segments}
-    visible = {name: value for name, value in visible.items() if value is not None}
+    visible = what_is_read(x, valid, segments, block_index)
     hidden = cast(Any, denoiser).hidden(z, t, **visible)
     head, scored = denoiser.head(), None if given is None else ~given
     return fused_loss(

@@ -25,6 +25,7 @@ from gidd.models.backbones.layers import (
     attention_mask,
     rotate,
 )
+from gidd.models.context import Context, Extend
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -96,18 +97,27 @@ class BidirectionalTransformer(RotaryTransformer):
         is_shifted = config.shifted_mask_id is not None
         # a shift crosses documents
         self.accepts_segments = not is_shifted and config.start_id is None
+        self.accepts_context = not is_shifted
         self.needs_first_token = is_shifted and not config.predicts_first
         if config.tied_head:
             self.head.weight = self.embed_tokens.weight
 
     def hidden(
-        self, z: Sequences, t: Times, valid: Flags | None = None, segments: Sequences | None = None
+        self,
+        z: Sequences,
+        t: Times,
+        valid: Flags | None = None,
+        segments: Sequences | None = None,
+        *,
+        context: Context | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Hidden states before the head, shifted to the position that they predict.
 
         They depend on valid tokens, or on those of their segment, only.
         """
         config = self.config
+        if context is not None:
+            return self.norm(self.run_layers(z, context.mask, context=context))
         if self.needs_first_token and bool((z[:, 0] == config.shifted_mask_id).any()):
             raise ConfigError(
                 "the first token must not be masked, as nothing predicts it. Begin the prompt or "
@@ -147,12 +157,16 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(config.width, kv_width, bias=bias)
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: States, angles: Rotation, mask: Mask | None) -> States:
+    def forward(
+        self, x: States, angles: Rotation, mask: Mask | None, extend: Extend | None = None
+    ) -> States:
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        k, v = (heads.repeat_interleave(self.shared, dim=1) for heads in (rotate(k, angles), v))
+        k = rotate(k, angles)
+        k, v = (k, v) if extend is None else extend(k, v)
+        k, v = (heads.repeat_interleave(self.shared, dim=1) for heads in (k, v))
         mixed = F.scaled_dot_product_attention(rotate(q, angles), k, v, attn_mask=mask)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
@@ -180,6 +194,8 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _RMSNorm(config)
         self.mlp = _MLP(config)
 
-    def forward(self, x: States, angles: Rotation, mask: Mask | None) -> States:
-        x = x + self.self_attn(self.input_layernorm(x), angles, mask)
+    def forward(
+        self, x: States, angles: Rotation, mask: Mask | None, extend: Extend | None = None
+    ) -> States:
+        x = x + self.self_attn(self.input_layernorm(x), angles, mask, extend)
         return x + self.mlp(self.post_attention_layernorm(x))

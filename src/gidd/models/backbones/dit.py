@@ -22,6 +22,7 @@ from gidd.models.backbones.layers import (
     require_length,
     rotation,
 )
+from gidd.models.context import Context
 from gidd.models.networks import Initializer
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class DiT(Network):
     Build a large model under `torch.device("meta")`; then call `to_empty` and `reset_parameters`.
     """
 
-    accepts_padding = True
+    accepts_padding = accepts_context = True
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -78,17 +79,27 @@ class DiT(Network):
                 module.weight.fill_(1)
 
     def hidden(
-        self, z: Sequences, t: Times, valid: Flags | None = None, segments: Sequences | None = None
+        self,
+        z: Sequences,
+        t: Times,
+        valid: Flags | None = None,
+        segments: Sequences | None = None,
+        *,
+        context: Context | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Hidden states before the head; they depend on valid tokens, or on their segment, only."""
         length = require_length(z, self.config.max_length)
+        positions = None if context is None else context.positions
+        length = length if positions is None else self.config.max_length
         angles = rotation(length, self.config.width // self.config.num_heads, z.device)
-        condition = self.time(self.config.time_input(t))
-        x, same = self.embedding(z), (condition, angles, valid, attention_mask(valid, segments))
-        for block in self.blocks:
+        mask = attention_mask(valid, segments) if context is None else context.mask
+        same = self.time(self.config.time_input(t)), angles.at(positions), valid, mask
+        x = self.embedding(z)
+        for k, block in enumerate(self.blocks):
+            further = () if context is None else (context.extend(k), context.groups)
             if self.config.checkpoint_activations and self.training:
-                x = cast(Tensor, checkpoint(block, x, *same, use_reentrant=False))
+                x = cast(Tensor, checkpoint(block, x, *same, *further, use_reentrant=False))
             else:
-                x = block(x, *same)
-        shift, scale = self.final_modulation(condition)[:, None, :].chunk(2, dim=-1)
+                x = block(x, *same, *further)
+        shift, scale = self.final_modulation(same[0])[:, None, :].chunk(2, dim=-1)
         return modulate(self.final_norm(x), shift, scale)

@@ -6,7 +6,7 @@ The layers of a causal model are called one by one, with a mask of padding only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
 from gidd.models.backbones.hf_config import CAUSAL, HFConfig
 from gidd.models.backbones.layers import Network, TimeEmbedding, attention_mask, require_length
+from gidd.models.context import Context, start_id_of
 from gidd.models.networks import Initializer
 from gidd.models.weights import keep_tied
 
@@ -101,6 +102,8 @@ class HFNetwork(Network):
         self.head = cast(nn.Linear, model.get_output_embeddings())
         self.names_in_files = {name: names[id(p)] for name, p in self.named_parameters()}
         self.added_modules: tuple[nn.Module, ...] = ()  # not pretrained: always trained
+        # recomputed layers drop what is in place of a cache
+        self.accepts_context = is_causal and not config.checkpoint_activations
         if is_causal:
             self.visible_future = 1.0
             """In training, a layer reads so many tokens after a position: a fraction of the row."""
@@ -164,10 +167,13 @@ class HFNetwork(Network):
             if buffers:
                 self.body._init_weights(module)
 
-    def hidden(self, z: Sequences, t: Times, valid: Flags | None = None) -> Float[Tensor, "B L D"]:
+    def hidden(
+        self, z: Sequences, t: Times, valid: Flags | None = None, *, context: Context | None = None
+    ) -> Float[Tensor, "B L D"]:
         """Hidden states before the head; those of valid tokens do not depend on padding."""
-        require_length(z, self.config.max_length)
-        start_id = getattr(self.config, "start_id", None)
+        start_id = start_id_of(self) if context is None else None
+        if context is None or context.positions is None:
+            require_length(z, self.config.max_length)
         if start_id is not None:
             z = F.pad(z, (1, 0), value=start_id)
             valid = None if valid is None else F.pad(valid, (1, 0), value=True)
@@ -177,16 +183,31 @@ class HFNetwork(Network):
         if self.config.family not in CAUSAL:
             encoded = self.body(inputs_embeds=x, attention_mask=valid)
             return self.transform(encoded.last_hidden_state)
-        positions = torch.arange(x.shape[1], device=x.device)[None]
-        angles, mask = self.body.rotary_emb(x, positions), attention_mask(valid)
+        positions, further = torch.arange(x.shape[1], device=x.device)[None], {}
+        mask = attention_mask(valid)
+        if context is not None:
+            positions = positions if context.positions is None else context.positions
+            mask, further = context.mask, {"past_key_values": _KeysAndValues(context)}
+        angles = self.body.rotary_emb(x, positions)
         if self.training and self.visible_future < 1:
             reach = positions + round(self.visible_future * x.shape[1])
             is_near = (positions <= reach.T)[None, None]
             mask = is_near if mask is None else mask & is_near
         for block in self.blocks:  # without the causal mask of their model
-            x = block(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
+            same = {"attention_mask": mask, "position_ids": positions, **further}
+            x = block(x, position_embeddings=angles, **same)
         x = self.body.norm(x)
         return x if start_id is None else x[:, :-1]
+
+
+class _KeysAndValues(NamedTuple):
+    """A context in place of a cache of `transformers`."""
+
+    context: Context
+
+    def update(self, k: Tensor, v: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """Return the keys and values that the queries of a layer read."""
+        return self.context.extend(layer)(k, v)
 
 
 def recompute_activations(model: Any) -> None:

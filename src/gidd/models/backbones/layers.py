@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from gidd.common.devices import constant_on, device_type
 from gidd.diffusion.schedule import Flags, Sequences, Times
 from gidd.errors import ConfigError
+from gidd.models.context import Context, Extend
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
 
 States: TypeAlias = 'Float[Tensor, "B L D"]'
 Mask: TypeAlias = 'Bool[Tensor, "B 1 queries L"]'
@@ -27,8 +28,14 @@ TIME_FEATURES = 256
 class Rotation(NamedTuple):
     """Cosines and sines of rotary position embedding, one row per position."""
 
-    cos: Float[Tensor, "L head_width"]
-    sin: Float[Tensor, "L head_width"]
+    cos: Float[Tensor, "*rows L head_width"]
+    sin: Float[Tensor, "*rows L head_width"]
+
+    def at(self, positions: Int[Tensor, "B L"] | None) -> Rotation:
+        """Return those of the positions of each row, for all heads; None: of all rows alike."""
+        if positions is None:
+            return self
+        return Rotation(self.cos[positions][:, None], self.sin[positions][:, None])
 
 
 def require_length(z: Sequences, max_length: int) -> int:
@@ -124,15 +131,24 @@ class RotaryTransformer(Network):
         """The layers, under the attribute name of `DiT`."""
         return self.layers
 
-    def run_layers(self, z: Sequences, mask: Mask | None, start_id: int | None = None) -> States:
+    def run_layers(
+        self,
+        z: Sequences,
+        mask: Mask | None,
+        start_id: int | None = None,
+        context: Context | None = None,
+    ) -> States:
         """Hidden states before the norm; the token `start_id` is read before the first."""
-        config, length = self.config, require_length(z, self.config.max_length)
-        if start_id is not None:
-            z, length = F.pad(z, (1, 0), value=start_id), length + 1
+        config, positions = self.config, None if context is None else context.positions
+        if positions is None:
+            length = require_length(z, config.max_length) + (start_id is not None)
+            z = z if start_id is None else F.pad(z, (1, 0), value=start_id)
+        else:
+            length = config.max_length + 1
         angles = rotation(length, config.width // config.num_heads, z.device, config.rotary_base)
-        x = self.embed_tokens(z)
-        for layer in self.layers:
-            x = layer(x, angles, mask)
+        x, angles = self.embed_tokens(z), angles.at(positions)
+        for k, layer in enumerate(self.layers):
+            x = layer(x, angles, mask, *(() if context is None else (context.extend(k),)))
         return x
 
 
@@ -173,7 +189,9 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: States, angles: Rotation, mask: Mask | None) -> States:
+    def forward(
+        self, x: States, angles: Rotation, mask: Mask | None, extend: Extend | None = None
+    ) -> States:
         """Attend where the mask is True with rotated queries and keys; values are not rotated."""
         qkv = self.qkv(x)
         dtype, kind = qkv.dtype, device_type(qkv)
@@ -184,8 +202,9 @@ class Attention(nn.Module):
             q, k = rotate(parts[0], angles), rotate(parts[1], angles)
         else:  # half as many launches; slower on a CPU
             q, k = rotate(parts[:2], angles)
+        k, v = (k, parts[2]) if extend is None else extend(k, parts[2])
         with torch.autocast(qkv.device.type, enabled=False):
-            mixed = F.scaled_dot_product_attention(q, k, parts[2], attn_mask=mask)
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(mixed.to(dtype).transpose(1, 2).flatten(2))
 
 
@@ -212,13 +231,28 @@ class LocalMixing(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_positions, width))
 
-    def forward(self, x: States, valid: Flags | None = None) -> States:
-        """Add a weighted sum of each position's neighbours."""
+    def forward(
+        self, x: States, valid: Flags | None = None, groups: Sequences | None = None
+    ) -> States:
+        """Add a weighted sum of each position's neighbours: those of its group, if there are any.
+
+        Groups hide padding as well.
+        """
+        if groups is not None:
+            return x + self._mixed_in_groups(x, groups)
         kernel = self.weight.t()[:, None, :].to(x.dtype)
         padding = len(self.weight) // 2
         read = x if valid is None else x.masked_fill(~valid[..., None], 0)
         mixed = F.conv1d(read.transpose(1, 2), kernel, padding=padding, groups=x.shape[-1])
         return x + mixed.transpose(1, 2)
+
+    def _mixed_in_groups(self, x: States, groups: Sequences) -> States:
+        reach, length, mixed = len(self.weight) // 2, x.shape[1], torch.zeros_like(x)
+        states, numbers = F.pad(x, (0, 0, reach, reach)), F.pad(groups, (reach, reach), value=-2)
+        for i, weight in enumerate(self.weight.to(x.dtype)):
+            is_same = numbers[:, i : i + length] == groups
+            mixed = torch.addcmul(mixed, states[:, i : i + length] * is_same[..., None], weight)
+        return mixed
 
 
 class Block(nn.Module):
@@ -243,12 +277,16 @@ class Block(nn.Module):
         angles: Rotation,
         valid: Flags | None = None,
         mask: Mask | None = None,
+        extend: Extend | None = None,
+        groups: Sequences | None = None,
     ) -> States:
         """Apply local mixing of valid tokens, if any, then attention by the mask, then the MLP."""
         if self.mixing is not None:
-            x = self.mixing(x, valid)
+            x = self.mixing(x, valid, groups)
         parts = self.modulation(condition)[:, None, :].chunk(6, dim=-1)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = parts
-        attended = self.attention(modulate(self.attention_norm(x), shift_a, scale_a), angles, mask)
+        attended = self.attention(
+            modulate(self.attention_norm(x), shift_a, scale_a), angles, mask, extend
+        )
         x = x + gate_a * self.dropout(attended)
         return x + gate_m * self.dropout(self.mlp(modulate(self.mlp_norm(x), shift_m, scale_m)))

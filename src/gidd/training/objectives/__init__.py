@@ -38,5 +38,6 @@ def nelbo_objective(denoiser: Denoiser, noisy: NoisyBatch) -> NoisyLoss:
         given=noisy.fixed,
         valid=noisy.valid,
         segments=noisy.batch.segments,
+        block_index=noisy.block_index,
     )
     return NoisyLoss(noisy.z, terms)
