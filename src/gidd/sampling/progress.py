@@ -28,11 +28,13 @@ class Shape(NamedTuple):
     is_guided: bool = False
     """Whether a forward pass has a second row for each sequence, without the condition."""
     is_constrained: bool = False
+    """Whether automata must accept the tokens of some positions."""
     settings: Any = None
+    """Settings of torch of the thread that made the request."""
     capacity: int | None = None
     """Tokens of finished blocks before a sequence that is read in blocks, padded."""
     block_length: int | None = None
-    """Settings of torch of the thread that made the request."""
+    """Length of the blocks of a sequence that is read in blocks."""
 
 
 @dataclass(frozen=True)
