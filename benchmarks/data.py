@@ -91,8 +91,11 @@ class CountedFileSystem(LocalFileSystem):
 
     protocol = "counted"
 
-    def _open(self, path: str, mode: str = "rb", **options: Any) -> CountedFile:
-        return CountedFile(self, path, mode, **options)
+    def _open(
+        self, path: str, mode: str = "rb", block_size: int | None = None, **options: Any
+    ) -> Any:
+        size: Any = block_size or "default"
+        return CountedFile(self, path, mode, size, **options)
 
 
 def reading_sources(folder: Path, num_bytes: int = size(64 << 20, 1 << 20)) -> dict[str, float]:

@@ -47,7 +47,7 @@ def cut(tokenizer: tokenizers.Tokenizer, size: int) -> None:
     pipe: Any = SimpleNamespace(tokenizer=tokenizer, context=256)
     messages = [USER | {"content": "a b " * 90}, ANSWER] * size
     with suppress(AttributeError):  # this pipeline has no network
-        build_chat_request(pipe, [*messages, USER], 8, 0, (), cast("Any", None))
+        build_chat_request(pipe, [*messages, USER], 8, 0, (), None, None, cast("Any", None))
 
 
 def gidd_parsers() -> dict[str, tuple[int, Callable[[int], object]]]:

@@ -16,6 +16,8 @@ import pytest
 import torch
 from support.small_model import write_model
 
+from gidd.data.preparation import prepare
+from gidd.data.tokenizers import Tokenizer
 from gidd.errors import DataError
 
 PATH = Path(__file__).parents[2] / "packages" / "nano" / "training" / "stories.py"
@@ -244,6 +246,36 @@ def test_the_package_of_npm_writes_stories(stories, tmp_path):
     assert teacher.tokenizer.decode(teacher.tokenizer.encode(text)) == text
     (natural,), (odd,) = (list(teacher.score([(t, False)])) for t in (text, text[::-1]))
     assert float(natural.mean()) > -1.5 and float(odd.mean()) < -6
+
+
+def test_ways_of_conversion_are_compared(tmp_path, monkeypatch, capsys):
+    """A tiny causal model becomes a denoiser in two ways, which score the same stories."""
+    pytest.importorskip("transformers", reason="needs the extra `hf`")
+    monkeypatch.syspath_prepend(PATH.parent)
+    to_transformers = importlib.import_module("to_transformers")
+    conversion = importlib.import_module("conversion")
+    for name, value in (("LENGTH", 16), ("BATCH", 2), ("STEPS_PER_100K", 1)):
+        monkeypatch.setattr(conversion, name, value)
+
+    def run(module, *arguments):
+        monkeypatch.setattr(sys, "argv", ["script.py", *map(str, arguments)])
+        module.main()
+
+    (tmp_path / "llama2.data").write_bytes(llama())
+    texts = ["the hen ran", "a thing and the sand", "then the hat", "the ant", "the sand ran"]
+    lines = (json.dumps({"text": text, "whole": True}) + "\n" for text in texts)
+    corpus, source, data = (tmp_path / name for name in ("corpus.jsonl", "source", "data"))
+    corpus.write_text("".join(lines))
+    run(to_transformers, tmp_path / "llama2.data", source, "--corpus", corpus)
+    prepare(corpus, Tokenizer.load(str(source)), data, validation=2)
+    paths = source, data, corpus, tmp_path / "ways", "--stories", 4, "--thousand-tokens"
+    run(conversion, *paths, 100, "--ways", 0, 7)
+    table = capsys.readouterr().out
+    assert "after 32 tokens, 4 stories:" in table
+    assert "not shifted, open at once, LoRA 64" in table
+    assert table.count("above the lowest 0.00 ± 0.00") == 1
+    run(conversion, *paths, 200, "--ways", 0)  # goes on
+    assert "after 64 tokens" in capsys.readouterr().out
 
 
 def test_a_model_of_stories_is_graded(tmp_path, monkeypatch, capsys):

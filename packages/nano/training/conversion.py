@@ -94,7 +94,7 @@ def score(out: Path, held_out: Path, num: int) -> list[float]:
     records = map(json.loads, held_out.read_text(encoding="utf-8").splitlines())
     stories = (record["text"] for record in records if record["whole"])
     fitting = [text for text in stories if len(pipe.encode(text)) <= pipe.context][:num]
-    scores = pipe.score(fitting, nodes=4, repeats=1, confidence=False)
+    scores = pipe.score(fitting, nodes=4, repeats=2, confidence=False)
     return [score.nelbo / len(score.tokens) for score in scores]
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--thousand-tokens", type=int, default=300)
     parser.add_argument("--ways", type=int, nargs="*", default=range(len(WAYS)), help="0 to 7")
-    parser.add_argument("--stories", type=int, default=200, help="held-out stories to score")
+    parser.add_argument("--stories", type=int, default=120, help="held-out stories to score")
     options = parser.parse_args()
     torch.set_num_threads(1)
     steps = options.thousand_tokens * STEPS_PER_100K // 100

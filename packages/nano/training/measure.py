@@ -13,6 +13,7 @@ Needs gidd-proof, and harper-py for samples.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import random
@@ -75,13 +76,16 @@ def known_words(texts: Iterable[str]) -> float:
     return sum(listed.get(word.removesuffix("'s"), 0) > 0 for word in words) / max(len(words), 1)
 
 
-def harper_mistakes(texts: Sequence[str]) -> float:
-    """Return the mistakes per 1,000 words that Harper finds."""
+def harper_mistakes(texts: Sequence[str]) -> str:
+    """Return the mistakes per 1,000 words that Harper finds, if it is installed."""
+    if importlib.util.find_spec("harper") is None:
+        return "mistakes not counted (pip install harper-py)"
     import harper
 
     linter: Any = harper.Linter()
     num_words = sum(len(WORD.findall(text)) for text in texts)
-    return 1000 * sum(len(linter.lint(text)) for text in texts) / max(num_words, 1)
+    mistakes = 1000 * sum(len(linter.lint(text)) for text in texts) / max(num_words, 1)
+    return f"{mistakes:.1f} mistakes per 1,000 words by Harper"
 
 
 def with_wrong_word(story: str, counts: Counter[str], seed: int) -> Replaced:
@@ -117,7 +121,7 @@ def grade_samples(pipe: Pipeline, teacher: Teacher, stories: Sequence[str], num:
             f"{name:20} {nats(teacher, texts)} nats per token, "
             f"{distinct_four_grams(texts):.1%} distinct 4-grams, "
             f"{known_words(texts):.2%} known words, "
-            f"{harper_mistakes(texts):.1f} mistakes per 1,000 words by Harper"
+            f"{harper_mistakes(texts)}"
         )
 
 
