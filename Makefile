@@ -60,6 +60,7 @@ attacks:  ## every command on every malicious folder, and 3,000 fuzzed folders
 
 kills:  ## trainings and bulk sampling (also on Ray) killed many times, compared with undisturbed ones
 	PYTHONPATH=tests $(PYTHON) -m support.kill_training --kills 200 --json
+	PYTHONPATH=tests $(PYTHON) -m support.kill_training --kills 200 --mixture --json
 	PYTHONPATH=tests $(PYTHON) -m support.kill_workers --kills 20 --json
 	PYTHONPATH=tests $(PYTHON) -m support.kill_bulk --samples 400 --kills 40 --json
 	PYTHONPATH=tests $(PYTHON) -m support.kill_bulk --samples 10000 --json

@@ -13,10 +13,12 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -40,8 +42,13 @@ PATIENCE = 300.0
 logging.getLogger("absl").setLevel(logging.ERROR)  # the data loader's: jax is missing
 
 
-def campaign(folder: Path, kills: int, seed: int = 0) -> dict[str, object]:
-    """Train once uninterrupted and once with kills; return what happened to the second."""
+def campaign(
+    folder: Path, kills: int, seed: int = 0, *, is_mixture: bool = False
+) -> dict[str, object]:
+    """Train once uninterrupted and once with kills; return what happened to the second.
+
+    A mixture reads two folders by weights, shuffled by blocks.
+    """
     child(lambda: speeches(folder / "data", vocab_size=300, documents=20))
     run = tiny_run(
         folder / "data",
@@ -49,6 +56,11 @@ def campaign(folder: Path, kills: int, seed: int = 0) -> dict[str, object]:
         save_every=SAVE_EVERY,
         keep_every=10 * SAVE_EVERY,
     )
+    if is_mixture:
+        shutil.copytree(folder / "data", folder / "again")
+        sources = f"{folder / 'data'}*3", f"{folder / 'again'}*1"
+        data = replace(run.data, folder=None, sources=sources, shuffle="blocks")
+        run = replace(run, data=data)
     undisturbed, killed = folder / "undisturbed", folder / "killed"
     assert child(lambda: train_here(run, undisturbed)) == 0
     moments, while_saving = random.Random(seed), 0
@@ -162,6 +174,7 @@ def broken(checkpoints: Path) -> list[str]:
 def same_tensors(run, one: Path, other: Path) -> bool:
     import torch
 
+    run = replace(run, data=replace(run.data, folder=run.data.prepared[0]))
     ours, theirs = final_tensors(run, one), final_tensors(run, other)
     return ours.keys() == theirs.keys() and all(
         torch.equal(ours[name], theirs[name]) for name in ours
@@ -191,9 +204,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mixture", action="store_true", help="of two folders, by blocks")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = campaign(Path(folder), arguments.kills, arguments.seed)
+        settings = Path(folder), arguments.kills, arguments.seed
+        outcome = campaign(*settings, is_mixture=arguments.mixture)
     print(json.dumps(outcome | {"seconds": round(time.monotonic() - began)}))

@@ -8,9 +8,17 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [3, pytest.param(15, marks=pytest.mark.long)])
-def test_a_training_killed_at_random_moments_ends_as_if_uninterrupted(kills):
+@pytest.mark.parametrize(
+    ("kills", "options"),
+    [
+        (3, []),
+        pytest.param(15, [], marks=pytest.mark.long),
+        pytest.param(15, ["--mixture"], marks=pytest.mark.long),
+    ],
+)
+def test_a_training_killed_at_random_moments_ends_as_if_uninterrupted(kills, options):
     command = [sys.executable, "-m", "support.kill_training", "--kills", str(kills), "--seed", "1"]
+    command += options
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
