@@ -207,6 +207,9 @@ REQUEST = Request(tokens=blanks(8), plan=sampling_plan(even_times(4), ancestral)
 CHAT = [{"role": "user", "content": "Peace"}]
 CALLS = {
     "chat": lambda pipe, **own: pipe.chat(CHAT, max_tokens=8, steps=4, **own),
+    "choice_probabilities": lambda pipe, **own: pipe.choice_probabilities(
+        "I[MASK:1]", ["a", "b"], **own
+    ),
     "correct": lambda pipe, **own: pipe.correct(TEXT, **own),
     "generate": lambda pipe, **own: pipe.generate(n=2, prompt="I", max_tokens=8, steps=4, **own),
     "infill": lambda pipe, **own: pipe.infill("I[MASK:4]", steps=4, **own),

@@ -35,11 +35,12 @@ RECORDED = {
     "uniform-tight": replace(PRESETS["nano"], objective=UNIFORM),
 }
 HELD_OUT = {"nano": 24, "uniform-tight": 24, "small-mdm": 100_000}
-RUNS = {  # compilation was off, autocast on and the number of held-out documents given by default
+RUNS = {  # compilation was off, autocast on, the number of held-out documents given by default,
+    # and the shuffle full
     name: replace(
         run,
         train=replace(run.train, compile=False, autocast=True),
-        data=replace(run.data, validation=HELD_OUT.get(name, run.data.validation)),
+        data=replace(run.data, validation=HELD_OUT.get(name, run.data.validation), shuffle="full"),
     )
     for name, run in RECORDED.items()
 }
@@ -67,6 +68,7 @@ def test_a_new_record_has_names_and_every_other_setting(name):
     assert "model" not in new
     assert new["backbone"] == {**old["model"], "kind": "dit", "mixing_width": 0}
     later = {"data": {"format": "text", "padding": "learned", "packing": False}}
+    later["data"]["shuffle"] = "full"
     later["optim"] = {"lr_schedule": "cosine", "decay_ratio": 0.2}
     for group in ("data", "optim", "train", "parallel"):
         assert new[group] == later.get(group, {}) | old[group]
@@ -118,7 +120,7 @@ def old(tmp_path) -> Path:
 
 def old_run(folder: Path) -> RunConfig:
     run = run_from_yaml((folder / "checkpoints" / folder_name(2) / RUN_FILE).read_text())
-    return replace(run, data=replace(run.data, folder=OLD / "data"))
+    return replace(run, data=replace(run.data, folder=str(OLD / "data")))
 
 
 @pytest.mark.slow
