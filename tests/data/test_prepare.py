@@ -205,7 +205,7 @@ def test_what_is_prepared_is_valid_or_refused_by_its_document(kind, documents, i
         try:
             prepare([source], tokenizer, out, format="chat" if is_chat else "text", quiet=True)
         except DataError as error:
-            assert re.search(r"a\.jsonl, line (at byte )?\d+: .*(special token|UNK)", str(error))  # noqa: PT017
+            assert re.search(r"a\.jsonl, line (at byte )?\d+: .*(special token|UNK)", str(error))
             return
         verify(out)
         tokens = [int(v) for file in out.glob("*/*.ds") for v in np.fromfile(file, np.uint16)]
