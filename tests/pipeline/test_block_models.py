@@ -95,3 +95,16 @@ def test_what_reads_a_long_text_as_a_whole_is_refused(pipe):
     (short,) = pipe.infill("Pe[MASK:3]e", steps=2)
     assert short.tokens
     assert pipe.correct(long).text  # by windows of the longest block
+
+
+def test_the_command_revises_a_single_sample(pipe, tmp_path, capsys):
+    """A single sample in blocks is streamed, but not if finished blocks may change."""
+    from gidd.cli.sample import main
+
+    pipe.save(tmp_path / "model")
+    options = {"block_length": 4, "revise": 1, "final_corrector_steps": 2, "steps": 2}
+    (expected,) = pipe.generate("I", length=16, seed=3, **options)
+    command = [str(tmp_path / "model"), "--prompt", "I", "--length", "16", "--seed", "3"]
+    words = [(f"--{name.replace('_', '-')}", str(value)) for name, value in options.items()]
+    main([*command, *(word for pair in words for word in pair), "--device", "cpu"])
+    assert capsys.readouterr().out.strip() == expected.text.strip()

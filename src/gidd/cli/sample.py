@@ -102,6 +102,7 @@ def main(arguments: Sequence[str]) -> None:
     schema = None if options.schema is None else _read_schema(options.schema)
     pipe = options.runtime.load(options.model)
     is_plain = not (options.output.live or options.output.html or options.output.jsonl)
+    is_plain = is_plain and not options.sampling.revise  # finished blocks of a stream do not change
     if options.sampling.block_length is not None and options.num_samples == 1 and is_plain:
         stream = pipe.stream(
             prompt=options.prompt,
